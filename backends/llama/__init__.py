@@ -1,0 +1,1 @@
+"""The llama.cpp engine: one supervised child process per model."""

@@ -1,0 +1,1 @@
+"""What runs next: states, queue, admission, plan, loop, runner."""

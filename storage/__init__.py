@@ -1,0 +1,1 @@
+"""The store: files, batches, lines, keys, ledger and facts in SQLite."""

@@ -1,0 +1,20 @@
+"""The only place that reads time."""
+
+from __future__ import annotations
+
+import time
+
+
+def now() -> int:
+    """Epoch seconds, whole."""
+    return int(time.time())
+
+
+def now_f() -> float:
+    """Epoch seconds with fraction, for due times below a second."""
+    return time.time()
+
+
+def monotonic() -> float:
+    """Seconds on a clock that never goes back, for durations."""
+    return time.monotonic()

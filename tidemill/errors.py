@@ -1,0 +1,225 @@
+"""Every error that a client can meet, in one table.
+
+An error class is its meaning: the docstring says when it happens and what to do.
+``docs/reference/errors.md`` is
+checked against this file. Foreign exceptions are mapped to these once, at the boundary where they
+appear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from tidemill.types import Problem, Refusal
+
+
+class TidemillError(Exception):
+    """Base of all errors that are answered in the OpenAI envelope."""
+
+    status: int = 500
+    type: ClassVar[str] = "server_error"
+    code: str | None = "internal_error"
+    should_retry: ClassVar[bool | None] = None
+    """Sent as ``x-should-retry``: the SDKs repeat 408, 409, 429 and 5xx unless told not to."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code
+        self.retry_after_s = retry_after_s
+        self.problems: tuple[Problem, ...] = ()
+
+
+class BadRequest(TidemillError):
+    """The request is wrong; ``param`` names the field and the message says what to send instead."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_value"
+
+
+class RequestRefused(BadRequest):
+    """A completion request that cannot run: a parameter that is unsupported, a prompt that is too
+    long, a bad schema."""
+
+    code = "invalid_request_error"
+
+
+class ContextLengthExceeded(RequestRefused):
+    """The prompt (and the answer asked for) does not fit the model's context. In a batch the line
+    never ran."""
+
+    code = "context_length_exceeded"
+
+
+class InvalidFile(BadRequest):
+    """An input file with problems: the first is the error's own, all (up to 100) are in
+    ``error.errors.data``."""
+
+    code = "invalid_batch_line"
+
+    def __init__(
+        self, problems: Sequence[Problem], *, code: str | None = None, status: int = 400
+    ) -> None:
+        first = problems[0]
+        where = f"Line {first.line}: " if first.line is not None else ""
+        more = (
+            f" ({len(problems) - 1} more problems, see error.errors)" if len(problems) > 1 else ""
+        )
+        super().__init__(f"{where}{first.message}{more}", param=first.param, code=code)
+        self.problems = tuple(problems)
+        self.status = status
+
+
+class TooLarge(TidemillError):
+    """A file over the configured byte limit; split it."""
+
+    status = 413
+    type = "invalid_request_error"
+    code = "batch_file_too_large"
+
+
+class Unauthenticated(TidemillError):
+    """No key, a wrong key, or one that is revoked or expired."""
+
+    status = 401
+    type = "invalid_request_error"
+    code = "invalid_api_key"
+
+
+class Forbidden(TidemillError):
+    """The key is right but may not do this (a model, a provider, an admin route)."""
+
+    status = 403
+    type = "permission_error"
+    code = "permission_denied"
+
+
+class NotFound(TidemillError):
+    """Nothing with this id; a foreign object looks the same."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = None
+
+
+class ModelNotFound(TidemillError):
+    """No model of this name is served here."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = "model_not_found"
+
+
+class MethodNotAllowed(TidemillError):
+    """The route exists, the method does not."""
+
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_allowed"
+
+
+class Conflict(TidemillError):
+    """The object's state does not allow this; repeating will not help."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "conflict"
+    should_retry = False
+
+
+class NotCancellable(Conflict):
+    """Cancel of a batch that has already ended."""
+
+    code = "batch_not_cancellable"
+
+
+class FileInUse(Conflict):
+    """Deleting an input file that an active batch still reads; cancel the batch or wait."""
+
+    code = "file_in_use"
+
+
+class DuplicateActiveBatch(BadRequest):
+    """A second batch for a file whose first is still active; the message names the first."""
+
+    code = "duplicate_active_batch"
+
+
+class BudgetExceeded(TidemillError):
+    """The key or its team is over its budget for this month."""
+
+    status = 402
+    type = "insufficient_quota"
+    code = "budget_exceeded"
+    should_retry = False
+
+
+class AtCapacity(TidemillError):
+    """The intake pool cannot take this batch now; ``Retry-After`` says when to come again. Nothing
+    was created."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "capacity_exceeded"
+
+
+class NotSupported(TidemillError):
+    """The route or mode exists in the API but not on this server."""
+
+    status = 501
+    type = "invalid_request_error"
+    code = "batch_api_not_supported"
+    should_retry = False
+
+
+class EngineUnavailable(TidemillError):
+    """The engine of this model is down and has not come back; see ``/health``."""
+
+    status = 503
+    type = "server_error"
+    code = "engine_unavailable"
+
+
+class EngineLost(EngineUnavailable):
+    """The engine died under this request. A batch line runs again; an interactive client may
+    repeat."""
+
+    code = "engine_restarted"
+
+
+class StoreBusy(TidemillError):
+    """Another server has this storage path; stop it or choose another path."""
+
+    status = 503
+    code = "store_busy"
+
+
+class SettingsError(Exception):
+    """A setting is unknown or bad. The start stops with this one sentence."""
+
+
+def refusal(error: TidemillError) -> Refusal:
+    """The same failure as a value, for a line. A line whose prompt is too long counts as never
+    run."""
+    if isinstance(error, ContextLengthExceeded):
+        return Refusal(code=error.code or "error", message=error.message, param=error.param)
+    return Refusal(
+        status_code=error.status,
+        code=error.code or "error",
+        message=error.message,
+        param=error.param,
+        type=error.type,
+        retry=error.status in (429, 500, 502, 503),
+        retry_after_s=error.retry_after_s,
+    )

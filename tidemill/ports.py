@@ -1,0 +1,330 @@
+"""Every seam of the system, on one page.
+
+Handlers know these Protocols and never SQLite; storage implements them and never knows HTTP. The
+local path
+and the provider path implement the same ``Backend``, so that no handler branches on where a batch
+runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Protocol
+
+from tidemill.types import (
+    BatchRecord,
+    BatchStatus,
+    Embedded,
+    Embedding,
+    FileFacts,
+    FileRecord,
+    Generation,
+    KeyRecord,
+    Lane,
+    Lease,
+    LineState,
+    ModelCard,
+    NewBatch,
+    NewFile,
+    NewLine,
+    Outcome,
+    Page,
+    Piece,
+    Placement,
+    Problem,
+    ReplicaStatus,
+    ResultRow,
+    SettledBatch,
+    Settlement,
+    Upload,
+    UsageRow,
+)
+
+# --- where a batch runs -----------------------------------------------------------------------
+
+
+class Backend(Protocol):
+    """A place where batches run: here, or at a provider. Registered in ``backends/registry``."""
+
+    name: str
+
+    async def accept(self, upload: Upload) -> FileRecord:
+        """Store an upload. Raises ``InvalidFile`` with every problem; nothing half-written
+        stays."""
+
+    async def open(self, new: NewBatch) -> BatchRecord:
+        """Create a batch. Raises ``DuplicateActiveBatch``, ``AtCapacity`` and other
+        ``TidemillError``."""
+
+    async def refresh(self, batch: BatchRecord) -> BatchRecord:
+        """The batch as it is now; for a local batch the record itself."""
+
+    async def cancel(self, batch: BatchRecord) -> BatchRecord:
+        """Begin to cancel. Idempotent while cancelling; raises ``NotCancellable`` when terminal."""
+
+    def content(
+        self, file: FileRecord, start: int = 0, stop: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """The bytes ``[start, stop)`` of a file, streamed."""
+
+
+class Executor(Protocol):
+    """Runs one line, wherever it runs."""
+
+    async def execute(self, lease: Lease) -> Outcome:
+        """Never raises for the line's own failure: that is a ``Refusal``."""
+
+    @property
+    def capacity(self) -> int:
+        """How many lines it wants in flight at most (running and next in line)."""
+
+
+# --- models -----------------------------------------------------------------------------------
+
+
+class Replica(Protocol):
+    """One engine that serves one model, seen from the server's event loop.
+
+    Built-in: ``llama`` (a supervised child process) and ``echo``. Others register at entry point
+    ``tidemill.engines`` as a callable ``(EngineSpec) -> Replica``.
+    """
+
+    @property
+    def card(self) -> ModelCard:
+        """What ``/v1/models`` shows; complete after ``start``."""
+
+    async def start(self) -> None:
+        """Load the model. Raises ``EngineUnavailable`` with one sentence when that fails."""
+
+    async def close(self) -> None:
+        """Stop at once; whoever waits gets ``EngineLost``."""
+
+    def generate(self, generation: Generation) -> AsyncIterator[Piece]:
+        """Pieces of one answer. Closing the iterator early frees the slot at the next step.
+
+        Raises ``RequestRefused`` for what the request did wrong
+        (``context_length_exceeded``, a bad schema)
+        and ``EngineLost`` when the engine died under it: the caller may try again.
+        """
+
+    async def embed(self, embedding: Embedding) -> Embedded:
+        """Vectors for all inputs, in order. Same errors as ``generate``."""
+
+    async def count(self, generation: Generation) -> int:
+        """Prompt tokens of a request, template included."""
+
+    def status(self) -> ReplicaStatus:
+        """Health and load, without waiting."""
+
+
+class Inference(Protocol):
+    """Answers one OpenAI-shaped request on the models of this server: interactive routes and batch
+    lines alike."""
+
+    def cards(self) -> Sequence[ModelCard]:
+        """Models served here, in configured order."""
+
+    def knows(self, model: str) -> bool:
+        """True when a request for this model can run here."""
+
+    async def answer(
+        self, endpoint: str, body: bytes, *, lane: Lane, owner: str, defaults: Any = None
+    ) -> Outcome:
+        """Run one request to its end. ``endpoint`` is canonical; failures are a ``Refusal``."""
+
+    def stream(self, endpoint: str, body: bytes, *, owner: str) -> AsyncIterator[bytes]:
+        """Server-sent events for a request with ``stream: true``; raises ``TidemillError`` before
+        the first one."""
+
+
+# --- storage ----------------------------------------------------------------------------------
+
+
+class FileDraft(Protocol):
+    """A file being written; invisible until ``commit``. A dead process's drafts are swept at
+    start."""
+
+    async def append(self, chunk: bytes) -> None:
+        """Append bytes. Cut chunks at line ends and at about 64 KiB: a chunk is the unit of
+        reading."""
+
+    async def commit(self, facts: FileFacts) -> FileRecord:
+        """Make the file visible, in one commit."""
+
+    async def discard(self) -> None:
+        """Forget it; also after a failed ``commit``."""
+
+
+class Files(Protocol):
+    """Files of all owners. ``owner=None`` means: whoever owns it (for the server itself, never for
+    a client)."""
+
+    async def draft(self, new: NewFile) -> FileDraft: ...
+
+    async def get(self, id: str, owner: str | None) -> FileRecord | None:
+        """None when unknown, foreign, deleted or past its expiry."""
+
+    async def page(self, owner: str, page: Page) -> tuple[list[FileRecord], bool]:
+        """A page and whether more follow. An unknown cursor gives an empty page."""
+
+    async def delete(self, id: str, owner: str) -> bool:
+        """False when there was nothing to delete. Raises ``FileInUse`` while an active batch reads
+        it."""
+
+    def read(
+        self, file: FileRecord, start: int = 0, stop: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """Bytes ``[start, stop)`` of an input or a result file, in pieces of about 64 KiB."""
+
+    async def sweep(self, now: int) -> int:
+        """Remove expired and deleted files' bytes; returns how many files went."""
+
+
+class Batches(Protocol):
+    """Batches. Every transition is conditional on the state that it leaves."""
+
+    async def open(self, new: NewBatch) -> BatchRecord:
+        """One commit. The same idempotency key of the same owner, or ``retried`` with an active
+        batch of the same
+        file, gives the first batch again; otherwise an active batch of the file raises
+        ``DuplicateActiveBatch``
+        unless ``allow_duplicate``."""
+
+    async def get(self, id: str, owner: str | None) -> BatchRecord | None: ...
+
+    async def page(self, owner: str, page: Page) -> tuple[list[BatchRecord], bool]: ...
+
+    async def active(self) -> list[BatchRecord]:
+        """All batches that are not terminal, oldest first."""
+
+    async def move(
+        self,
+        seq: int,
+        frm: frozenset[BatchStatus],
+        to: BatchStatus,
+        *,
+        problems: Sequence[Problem] = (),
+    ) -> BatchRecord | None:
+        """Change state if it is one of ``frm`` and stamp the matching ``*_at``; None when it was
+        not.
+
+        Into a terminal state the same commit creates the result files: an output file when there is
+        a success
+        row, an error file when there is a failure row."""
+
+    async def model(self, seq: int, model: str | None, total: int) -> None:
+        """Record what validation found: the one model of all lines (or None) and how many lines
+        there are."""
+
+    async def place(self, seq: int, placement: Placement) -> None:
+        """Change where a batch runs (a provider refused it later)."""
+
+
+class Lines(Protocol):
+    """The lines of batches that run here, and their result rows."""
+
+    async def add(self, batch_seq: int, lines: Sequence[NewLine]) -> None:
+        """Add queued lines; a line that is there already (a restart in mid-validation) is left as
+        it is."""
+
+    async def lease(self, batch_seq: int, n: int, holder: str, until_at: int) -> list[Lease]:
+        """Up to ``n`` queued lines that are due, in line order, become running."""
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[SettledBatch]:
+        """One commit: line state where the token matches, result row, usage row, counters,
+        last-line rule.
+
+        A late or double settlement changes zero rows. After the commit the rows are appended to the
+        incremental files. Callers of the same few milliseconds share a commit."""
+
+    async def release(
+        self, leases: Sequence[Lease], *, due_at: float = 0, spend: bool = True
+    ) -> list[int]:
+        """Back to queued, not before ``due_at``; ``spend=False`` gives the attempt back. Returns
+        the batches
+        (``seq``) that are cancelling or expiring, whose lines must be closed instead."""
+
+    async def extend(self, holder: str, until_at: int) -> None:
+        """Keep alive all running lines of a holder."""
+
+    async def reclaim(self, now: int | None) -> int:
+        """Running lines whose lease lapsed go back to queued (``now=None``: all of them, at start
+        of a
+        single-server store) and count in ``lines_rerun``; returns how many."""
+
+    async def close(
+        self, batch_seq: int, to: LineState, code: str, message: str, n: int = 2000
+    ) -> int:
+        """Up to ``n`` queued lines become cancelled or expired, each with its row in the error file
+        and counted in
+        ``failed``; returns how many. Zero: none was left queued (some may still run)."""
+
+    async def running(self, batch_seq: int) -> int:
+        """Lines of the batch that run now."""
+
+    async def queued(self) -> int:
+        """Lines that wait, over all active batches: the size of the intake pool."""
+
+    async def next_due_at(self) -> float | None:
+        """When the next line that waits for its retry falls due; None when none waits."""
+
+    async def rows(self, batch_seq: int, after: int, limit: int) -> list[ResultRow]:
+        """Result rows with ``seq > after``, both kinds, in commit order."""
+
+
+class Keys(Protocol):
+    """API keys, by digest."""
+
+    async def add(self, key: KeyRecord) -> None: ...
+
+    async def find(self, digest: str) -> KeyRecord | None:
+        """None when unknown; revoked and expired keys are returned, the caller decides."""
+
+    async def page(self) -> list[KeyRecord]: ...
+
+    async def revoke(self, id: str) -> bool: ...
+
+
+class Ledger(Protocol):
+    """Usage rows of what ran outside a batch (batch lines are booked by ``Lines.settle``)."""
+
+    async def book(self, rows: Sequence[UsageRow]) -> None: ...
+
+    async def usage(self, owner: str | None, since_at: int, until_at: int) -> list[UsageRow]: ...
+
+
+class Facts(Protocol):
+    """Small things worth remembering for a while: verdicts, eligibility, drain rate."""
+
+    async def get(self, kind: str, key: str) -> tuple[bytes, int] | None:
+        """Value and when it was set; None when unknown or past its time."""
+
+    async def put(self, kind: str, key: str, value: bytes, ttl_s: int | None = None) -> None: ...
+
+    async def forget(self, kind: str, key: str | None = None) -> int: ...
+
+    async def all(self, kind: str) -> dict[str, tuple[bytes, int]]: ...
+
+
+class Store(Protocol):
+    """One store behind all surfaces. Opening runs pending migrations or says that they are
+    pending."""
+
+    files: Files
+    batches: Batches
+    lines: Lines
+    keys: Keys
+    ledger: Ledger
+    facts: Facts
+
+    async def start(self) -> None:
+        """Take the store (a second server on it is refused with ``StoreBusy``), migrate, sweep,
+        rebuild incremental files."""
+
+    async def close(self) -> None: ...
+
+    def healthy(self) -> str | None:
+        """None, or the reason why the store cannot be written."""
+
+
+Clock = Callable[[], float]

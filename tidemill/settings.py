@@ -1,0 +1,269 @@
+"""Settings: one row each (name, default, unit, help), read from flags, environment,
+``tidemill.toml``, default.
+
+A setting is a field of ``Settings``: its ``Meta`` carries the help, and in ``extra`` the unit, the
+aliases of other
+systems' scripts (``LOGOS_*``), the extra flag spellings and whether it is secret. A bad or unknown
+value stops the start
+with one sentence that names it.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from tidemill.errors import SettingsError
+
+
+def _row(
+    help: str,
+    *,
+    unit: str = "",
+    aliases: tuple[str, ...] = (),
+    flags: tuple[str, ...] = (),
+    **bounds: Any,
+) -> Meta:
+    secret = bool(bounds.pop("secret", False))
+    return Meta(
+        description=help,
+        extra={"unit": unit, "aliases": aliases, "flags": flags, "secret": secret},
+        **bounds,
+    )
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Effective settings of one server."""
+
+    # --- server
+    listen_ip: Annotated[str, _row("Address to listen on.", flags=("--host",))] = "127.0.0.1"
+    listen_port: Annotated[
+        int, _row("Port to listen on; $PORT wins.", flags=("--port",), ge=0, le=65535)
+    ] = 10900
+    storage_path: Annotated[str, _row("Folder of the store and of the incremental files.")] = (
+        "tidemill-data"
+    )
+    drain_seconds: Annotated[
+        float, _row("How long lines in flight may finish after SIGTERM.", unit="s", ge=0)
+    ] = 20.0
+    insecure: Annotated[bool, _row("Allow listening beyond loopback without any key.")] = False
+    api_keys: Annotated[
+        str, _row("API keys, comma-separated; each is an owner of its own.", secret=True)
+    ] = ""
+    log_format: Annotated[Literal["json", "console"], _row("Shape of log lines.")] = "console"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], _row("Least level that is logged.")
+    ] = "info"
+
+    # --- limits
+    max_batch_file_bytes: Annotated[
+        int,
+        _row("Largest input file.", unit="bytes", aliases=("LOGOS_MAX_BATCH_FILE_BYTES",), ge=1),
+    ] = 50 * 1024 * 1024
+    max_batch_requests: Annotated[
+        int,
+        _row(
+            "Most lines in an input file.",
+            unit="lines",
+            aliases=("LOGOS_MAX_BATCH_REQUESTS",),
+            ge=1,
+        ),
+    ] = 50_000
+    max_body_bytes: Annotated[
+        int, _row("Largest body of an interactive request.", unit="bytes", ge=1024)
+    ] = 16 * 1024 * 1024
+    max_intake_capacity: Annotated[
+        int, _row("Lines that may wait, over all batches.", unit="lines", ge=1)
+    ] = 1_000_000
+    max_pool_size: Annotated[
+        int, _row("Lines that may be in processing at once.", unit="slots", ge=1)
+    ] = 10_240
+    validation: Annotated[
+        Literal["upload", "batch"],
+        _row("Where input is checked: refused at upload, or a batch that fails."),
+    ] = "upload"
+    allow_duplicate_batches: Annotated[
+        bool, _row("Allow a second active batch of the same file.")
+    ] = False
+    max_line_attempts: Annotated[
+        int, _row("Runs of one line before its failure is final.", ge=1)
+    ] = 3
+    lease_seconds: Annotated[
+        float, _row("How long a line's lease lasts without a sign of life.", unit="s", gt=0)
+    ] = 60.0
+
+    # --- engine
+    engine: Annotated[
+        Literal["llama", "echo"],
+        _row("What answers: a llama.cpp model, or the instant echo for trying things."),
+    ] = "llama"
+    model: Annotated[str, _row("Model: path to a GGUF, 'smollm2', or hf://org/repo/file.gguf.")] = (
+        "smollm2"
+    )
+    model_name: Annotated[
+        str, _row("Name to serve the model under; empty: taken from the model.")
+    ] = ""
+    embedding_model: Annotated[
+        str, _row("Model for /v1/embeddings, spelled like --model; empty: the chat model.")
+    ] = ""
+    gpu_layers: Annotated[int, _row("Layers on the GPU; -1 = all.", ge=-1)] = -1
+    max_context_length: Annotated[
+        int,
+        _row(
+            "Tokens one request may use; 0 = what the model was trained for, at most 8192.",
+            unit="tokens",
+            ge=0,
+        ),
+    ] = 0
+    slots: Annotated[
+        int, _row("Sequences decoded together; 0 = 16 on a CPU, 64 on a GPU.", ge=0, le=256)
+    ] = 0
+    threads: Annotated[int, _row("Compute threads; 0 = cores - 1.", ge=0)] = 0
+    interactive_headroom: Annotated[
+        int, _row("Slots kept free of batch lines for interactive requests.", ge=0)
+    ] = 1
+    max_decoding_length: Annotated[
+        int,
+        _row(
+            "Answer length where neither line nor batch gives one; 0 = to the end of the context.",
+            unit="tokens",
+            ge=0,
+        ),
+    ] = 0
+
+    # --- names of other systems' variables that mean something here
+    batch_local_concurrency: Annotated[
+        int,
+        _row(
+            "Lines in flight per batch runner; 0 = what the engine takes.",
+            aliases=("LOGOS_BATCH_LOCAL_CONCURRENCY",),
+            ge=0,
+        ),
+    ] = 0
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One setting, for ``tidemill settings``, the CLI's flags and the docs."""
+
+    name: str
+    type: str
+    default: Any
+    unit: str
+    help: str
+    flags: tuple[str, ...]
+    env: str
+    aliases: tuple[str, ...]
+    secret: bool
+    choices: tuple[str, ...] = ()
+
+
+def rows() -> tuple[Row, ...]:
+    """The table of all settings, in their order."""
+    hints = get_type_hints(Settings, include_extras=True)
+    table = []
+    for field in msgspec.structs.fields(Settings):
+        base, meta = hints[field.name].__origin__, hints[field.name].__metadata__[0]
+        choices = tuple(getattr(base, "__args__", ()))
+        extra = meta.extra
+        table.append(
+            Row(
+                name=field.name,
+                type="str" if choices else base.__name__,
+                default=field.default,
+                unit=extra["unit"],
+                help=meta.description,
+                flags=("--" + field.name.replace("_", "-"), *extra["flags"]),
+                env="TIDEMILL_" + field.name.upper(),
+                aliases=extra["aliases"],
+                secret=extra["secret"],
+                choices=choices,
+            )
+        )
+    return tuple(table)
+
+
+# Environment variables of this prefix that are not settings of the server.
+_OTHER_ENV = frozenset({"TIDEMILL_URL", "TIDEMILL_API_KEY", "TIDEMILL_CONFIG", "TIDEMILL_CRASH_AT"})
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """Settings and, per name, where the value came from (``flag``, an environment variable, a file,
+    ``default``)."""
+
+    settings: Settings
+    sources: dict[str, str]
+
+
+def load(
+    flags: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
+    toml: Path | None = None,
+) -> Loaded:
+    """Merge flags > environment > TOML file > default.
+
+    ``toml`` defaults to ``$TIDEMILL_CONFIG`` or ``tidemill.toml`` in the current folder where that
+    exists.
+    Raises ``SettingsError`` with one sentence for the first unknown or bad setting.
+    """
+    env = os.environ if env is None else env
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    table = {row.name: row for row in rows()}
+
+    path = toml or (Path(env["TIDEMILL_CONFIG"]) if env.get("TIDEMILL_CONFIG") else None)
+    if path is None and Path("tidemill.toml").is_file():
+        path = Path("tidemill.toml")
+    if path is not None:
+        try:
+            content = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as exc:
+            raise SettingsError(f"Cannot read the settings file {path}: {exc.strerror}.") from exc
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+            raise SettingsError(f"The settings file {path} is not TOML: {exc}.") from exc
+        for name, value in content.items():
+            if name not in table:
+                raise SettingsError(
+                    f"Unknown setting '{name}' in {path}; see 'tidemill settings' for the names."
+                )
+            values[name], sources[name] = value, str(path)
+
+    known_env = {row.env for row in table.values()} | _OTHER_ENV
+    for name in env:
+        if name.startswith("TIDEMILL_") and name not in known_env:
+            raise SettingsError(
+                f"Unknown setting {name} in the environment; see 'tidemill settings' for the names."
+            )
+    for row in table.values():
+        for spelling in (*row.aliases, row.env):  # our own name wins over an alias
+            if env.get(spelling, "") != "":
+                values[row.name], sources[row.name] = env[spelling], f"${spelling}"
+    if env.get("PORT"):
+        values["listen_port"], sources["listen_port"] = env["PORT"], "$PORT"
+
+    for name, value in (flags or {}).items():
+        if name not in table:
+            raise SettingsError(f"Unknown setting '{name}'.")
+        if value is not None and not (name == "listen_port" and env.get("PORT")):
+            values[name], sources[name] = value, "flag"
+
+    for name, value in values.items():
+        _check(name, value, sources[name])
+    settings = msgspec.convert(values, Settings, strict=False)
+    return Loaded(settings, {name: sources.get(name, "default") for name in table})
+
+
+def _check(name: str, value: Any, source: str) -> None:
+    """Convert one value alone, so that the error can name the setting and where it came from."""
+    try:
+        msgspec.convert({name: value}, Settings, strict=False)
+    except msgspec.ValidationError as exc:
+        reason = str(exc).split(" - at")[0]
+        raise SettingsError(
+            f"Bad value {value!r} for setting '{name}' ({source}): {reason}."
+        ) from exc

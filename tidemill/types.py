@@ -1,0 +1,505 @@
+"""The records that travel between floors.
+
+Every record is a frozen, keyword-only ``msgspec.Struct``. Times are integer epoch seconds and end
+in
+``_at``; durations are seconds and end in ``_s``; ``id`` is a wire id, ``seq`` and ``no`` are
+database orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from enum import IntEnum, StrEnum
+from typing import Any, Literal
+
+import msgspec
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all records: immutable, built by keyword."""
+
+
+# --- who --------------------------------------------------------------------------------------
+# ---------
+
+
+class Principal(Record, frozen=True, kw_only=True):
+    """Who is asking. ``owner`` is the only thing that access checks compare."""
+
+    owner: str
+    name: str
+    key_id: str | None = None
+    scopes: frozenset[str] = frozenset()
+
+
+class KeyRecord(Record, frozen=True, kw_only=True):
+    """An API key as stored: the secret itself is never kept, only its SHA-256."""
+
+    id: str
+    name: str
+    owner: str
+    prefix: str
+    """First characters of the secret, for display."""
+    digest: str
+    """Hex SHA-256 of the secret."""
+    scopes: frozenset[str] = frozenset()
+    created_at: int
+    expires_at: int | None = None
+    revoked_at: int | None = None
+
+
+# --- states -----------------------------------------------------------------------------------
+
+
+class BatchStatus(StrEnum):
+    """States of a batch. ``EXPIRING`` is ours only: the wire shows it as ``finalizing``."""
+
+    VALIDATING = "validating"
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+    EXPIRING = "expiring"
+    EXPIRED = "expired"
+
+
+TERMINAL = frozenset(
+    {BatchStatus.COMPLETED, BatchStatus.FAILED, BatchStatus.CANCELLED, BatchStatus.EXPIRED}
+)
+
+
+class LineState(StrEnum):
+    """States of one line of a batch."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+class Lane(IntEnum):
+    """Who goes first on the engine: a lower value wins."""
+
+    INTERACTIVE = 0
+    JOB = 1
+    BATCH = 2
+
+
+# --- placement --------------------------------------------------------------------------------
+
+
+class Placement(Record, frozen=True, kw_only=True):
+    """Where a file's batch runs, and why, in words for the client."""
+
+    execution: Literal["local", "provider"] = "local"
+    backend: str = "local"
+    provider: str | None = None
+    reason: str = "no provider serves a batch API for these models"
+
+
+# --- problems ---------------------------------------------------------------------------------
+
+
+class Problem(Record, frozen=True, kw_only=True):
+    """One thing wrong with an input file; also the shape of ``batch.errors.data[]`` and
+    ``error.errors.data[]``."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+# --- files ------------------------------------------------------------------------------------
+
+FileKind = Literal["input", "output", "error"]
+
+
+class NewFile(Record, frozen=True, kw_only=True):
+    """What is known about a file before its bytes arrive."""
+
+    owner: str
+    filename: str
+    purpose: str = "batch"
+    expires_after_s: int | None = None
+    """Seconds from creation to expiry; None means the default of 30 days for purpose ``batch``."""
+
+
+class FileFacts(Record, frozen=True, kw_only=True):
+    """What the check of an input file found; written when its draft is committed."""
+
+    lines: int
+    """Requests in the file; blank lines are not counted."""
+    models: tuple[str, ...] = ()
+    endpoint: str | None = None
+    """The one url of all lines in canonical form (``/v1/...``); None when unchecked or mixed."""
+    max_line_bytes: int = 0
+    placement: Placement = Placement()
+    checked: bool = True
+    """False when ``validation = "batch"`` left the checking to the batch."""
+
+
+class FileRecord(Record, frozen=True, kw_only=True):
+    """A stored file: an uploaded input or a batch's results."""
+
+    seq: int
+    id: str
+    owner: str
+    filename: str
+    purpose: str
+    kind: FileKind
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    facts: FileFacts
+    batch_id: str | None = None
+    """The batch whose results these are; None for an input file."""
+
+
+class Upload(Record, frozen=True, kw_only=True):
+    """A file on its way in: ``body`` yields its bytes once, in pieces of any size."""
+
+    new: NewFile
+    body: AsyncIterator[bytes]
+    principal: Principal
+    execution: Literal["auto", "local", "provider"] = "auto"
+    provider: str | None = None
+    validation: Literal["upload", "batch"] = "upload"
+
+
+# --- batches ----------------------------------------------------------------------------------
+
+
+class BatchParams(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Defaults for the lines of one batch; a line's own body wins, the server's settings lose."""
+
+    max_decoding_length: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_context_length: int | None = None
+    deterministic: bool | None = None
+
+
+class Usage(Record, frozen=True, kw_only=True):
+    """Tokens. ``output`` includes ``reasoning``, ``input`` includes ``cached``."""
+
+    input: int = 0
+    cached: int = 0
+    output: int = 0
+    reasoning: int = 0
+
+
+class NewBatch(Record, frozen=True, kw_only=True):
+    """A batch about to be opened. Everything here was checked by the handler."""
+
+    owner: str
+    key_id: str | None
+    file: FileRecord
+    endpoint: str
+    completion_window: str = "24h"
+    window_s: int = 86_400
+    metadata: dict[str, str] | None = None
+    params: BatchParams = BatchParams()
+    output_expires_after_s: int | None = None
+    idempotency_key: str | None = None
+    retried: bool = False
+    """True when ``x-stainless-retry-count`` marks the request as the repetition of one whose answer
+    was lost."""
+    allow_duplicate: bool = False
+
+
+class BatchRecord(Record, frozen=True, kw_only=True):
+    """A batch as stored. The wire object is made from it in ``tidemill.wire``."""
+
+    seq: int
+    id: str
+    owner: str
+    key_id: str | None
+    input_file_id: str
+    input_file_seq: int
+    endpoint: str
+    completion_window: str
+    status: BatchStatus
+    created_at: int
+    expires_at: int
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    metadata: dict[str, str] | None = None
+    params: BatchParams = BatchParams()
+    output_expires_after_s: int | None = None
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    """Every line that is in the error file: ran and failed, or never ran."""
+    usage: Usage = Usage()
+    model: str | None = None
+    """The one model of all lines; None when there are several or none is known yet."""
+    lines_rerun: int = 0
+    """Lines that were in flight when a server died and ran again."""
+    problems: tuple[Problem, ...] = ()
+    """Why validation, or the batch as a whole, failed: the wire's ``errors.data``."""
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    placement: Placement = Placement()
+
+
+# --- lines ------------------------------------------------------------------------------------
+
+
+class NewLine(Record, frozen=True, kw_only=True):
+    """One request of a file as the batch's line table keeps it: where its bytes are, not a copy of
+    them."""
+
+    no: int
+    """1-based line number in the uploaded file (blank lines count)."""
+    offset: int
+    """Byte offset of the line in the file."""
+    length: int
+    """Bytes, line end excluded."""
+    custom_id: str
+    model: str
+
+
+class Lease(Record, frozen=True, kw_only=True):
+    """The right to run one line once. ``token`` fences: a settlement with another token changes
+    nothing."""
+
+    batch_seq: int
+    batch_id: str
+    owner: str
+    key_id: str | None
+    no: int
+    token: int
+    attempt: int
+    """1 on the first run."""
+    custom_id: str
+    line: bytes
+    """The exact bytes of the input line."""
+    endpoint: str
+    """Canonical, e.g. ``/v1/chat/completions``."""
+    expires_at: int
+    params: BatchParams = BatchParams()
+
+
+class Answer(Record, frozen=True, kw_only=True):
+    """A line that was answered: the response body as JSON bytes."""
+
+    body: bytes
+    usage: Usage = Usage()
+    model: str = ""
+    request_id: str = ""
+
+
+class Refusal(Record, frozen=True, kw_only=True):
+    """A line that was not answered; a value, since the failure of a line never fails its batch.
+
+    ``status_code`` is the HTTP status of the refusal, or None when the line never ran (too long a
+    prompt,
+    expired, cancelled, out of budget): the result row then has ``response: null`` and ``error``.
+    """
+
+    code: str
+    message: str
+    status_code: int | None = None
+    param: str | None = None
+    type: str = "invalid_request_error"
+    body: bytes | None = None
+    """An upstream's error body, passed on as it came; None: built from the fields above."""
+    retry: bool = False
+    """True when running the line again may help (engine restart, 429, 5xx)."""
+    retry_after_s: float | None = None
+    spend: bool = True
+    """False when the attempt must not count (the server drains)."""
+    request_id: str = ""
+
+
+Outcome = Answer | Refusal
+
+
+class Settlement(Record, frozen=True, kw_only=True):
+    """One line's end, ready to be stored. ``row`` is the complete result row without its line
+    end."""
+
+    batch_seq: int
+    no: int
+    token: int
+    ok: bool
+    row: bytes
+    usage: Usage = Usage()
+    model: str = ""
+    owner: str = ""
+    key_id: str | None = None
+    custom_id: str = ""
+    finished_at: int = 0
+
+
+class SettledBatch(Record, frozen=True, kw_only=True):
+    """What a commit of settlements did to one batch."""
+
+    batch_seq: int
+    batch_id: str
+    accepted: int
+    """Settlements that changed a row; the others were late or double."""
+    drained: bool
+    """True when no queued or running line is left and the batch moved on (the last-line rule)."""
+
+
+class ResultRow(Record, frozen=True, kw_only=True):
+    """One stored result row, for incremental reading. ``seq`` grows in commit order."""
+
+    seq: int
+    kind: Literal["output", "error"]
+    row: bytes
+    """Without the line end."""
+
+
+class UsageRow(Record, frozen=True, kw_only=True):
+    """One booked line or interactive request."""
+
+    owner: str
+    key_id: str | None
+    model: str
+    execution: str
+    tier: str
+    usage: Usage
+    batch_id: str | None
+    custom_id: str | None
+    at: int
+
+
+class Page(Record, frozen=True, kw_only=True):
+    """A cursor query over an owner's objects."""
+
+    after: str | None = None
+    limit: int = 20
+    order: Literal["asc", "desc"] = "desc"
+    purpose: str | None = None
+    """Files only: keep this purpose."""
+
+
+# --- the engine, seen from the server ---------------------------------------------------------
+
+
+class Sampling(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """How the next token is chosen. The default is greedy."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 = off."""
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repeat_penalty: float = 1.0
+    seed: int | None = None
+    logit_bias: dict[int, float] = {}
+
+
+class Generation(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One completion for an engine. Exactly one of ``messages``, ``text`` and ``tokens`` is set."""
+
+    model: str
+    lane: Lane = Lane.BATCH
+    messages: tuple[dict[str, Any], ...] | None = None
+    """Chat messages as in the OpenAI API; the model's own template renders them."""
+    tools: tuple[dict[str, Any], ...] | None = None
+    tool_choice: Any = None
+    text: str | None = None
+    """A raw prompt."""
+    tokens: tuple[int, ...] | None = None
+    max_tokens: int | None = None
+    """None: until the end of the context."""
+    max_context: int | None = None
+    """A context cap below the model's own, in tokens."""
+    sampling: Sampling = Sampling()
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    """None: none; 0: the chosen token's; n: also the n likeliest (at most 20)."""
+    json_schema: dict[str, Any] | None = None
+    """Answer must match this schema; ``{}`` means any JSON object."""
+    echo: bool = False
+    """Prefix the answer with the prompt (``/v1/completions`` only)."""
+    stream: bool = False
+    """True: pieces as they come. False: one piece at the end."""
+    owner: str = ""
+
+
+class TokenLogprob(Record, frozen=True, kw_only=True):
+    """The chosen token at one position, and the likeliest alternatives, with natural-log
+    probabilities."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...] = ()
+    top: tuple[tuple[str, float, tuple[int, ...]], ...] = ()
+
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class Piece(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A part of an answer. The last one has ``finish`` and ``usage``."""
+
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: FinishReason | None = None
+    usage: Usage | None = None
+    tool_calls: tuple[dict[str, Any], ...] = ()
+    """``{"id", "type": "function", "function": {"name", "arguments"}}``, on the last piece."""
+    reasoning: str = ""
+
+
+class Embedding(Record, frozen=True, kw_only=True):
+    """Inputs to embed: texts or token lists."""
+
+    model: str
+    inputs: tuple[str | tuple[int, ...], ...]
+    lane: Lane = Lane.BATCH
+    dimensions: int | None = None
+    owner: str = ""
+
+
+class Embedded(Record, frozen=True, kw_only=True):
+    """Vectors in input order, each a list of float32-representable floats."""
+
+    vectors: tuple[tuple[float, ...], ...]
+    usage: Usage = Usage()
+
+
+class ModelCard(Record, frozen=True, kw_only=True):
+    """A model as ``/v1/models`` shows it."""
+
+    id: str
+    created_at: int = 0
+    owned_by: str = "tidemill"
+    context_length: int | None = None
+    """Tokens that one request may use, prompt and answer together."""
+    chat: bool = True
+    embeddings: bool = False
+    tools: bool = False
+    """True when the model's template renders tools."""
+
+
+class ReplicaStatus(Record, frozen=True, kw_only=True):
+    """Health and load of one engine replica."""
+
+    healthy: bool
+    reason: str | None = None
+    active: int = 0
+    """Sequences that decode or prefill now."""
+    waiting: int = 0
+    slots: int = 0
+    restarts: int = 0
+    parked: int = 0
+    tokens_generated: int = 0
+    tokens_prefilled: int = 0
