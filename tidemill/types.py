@@ -20,7 +20,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # --- who --------------------------------------------------------------------------------------
-# ---------
 
 
 class Principal(Record, frozen=True, kw_only=True):
@@ -503,3 +502,35 @@ class ReplicaStatus(Record, frozen=True, kw_only=True):
     parked: int = 0
     tokens_generated: int = 0
     tokens_prefilled: int = 0
+
+
+class EngineSpec(Record, frozen=True, kw_only=True):
+    """What a replica is started with; zeros mean "choose for this machine"."""
+
+    model: str
+    """Path to a GGUF, ``smollm2``, or ``hf://org/repo/file.gguf``."""
+    name: str = ""
+    """Name to serve under; empty: taken from the model."""
+    embedding: bool = False
+    """True: an embeddings-only context."""
+    gpu_layers: int = -1
+    context_length: int = 0
+    slots: int = 0
+    threads: int = 0
+    headroom: int = 1
+    """Slots that batch lines leave free."""
+
+
+class PoolStatus(Record, frozen=True, kw_only=True):
+    """``GET /v1/pool/status``; the field names are BatchGen's."""
+
+    intake_pool_size: int
+    intake_pool_capacity: int
+    scheduling_pool_active: int
+    scheduling_pool_free: int
+    scheduling_pool_capacity: int
+    active_batches: int
+    pool_mode: bool = True
+    lines_per_second: float = 0.0
+    """Measured drain rate over the last minute."""
+    replicas: dict[str, ReplicaStatus] = {}

@@ -1,0 +1,26 @@
+"""What handlers are given: the services of this server, and who is asking."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+
+from tidemill.ports import Backend, Inference, Store
+from tidemill.settings import Settings
+from tidemill.types import PoolStatus, Upload
+
+
+class Services(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a handler may touch, wired by ``tidemill.app``; kept in ``app.state.services``."""
+
+    settings: Settings
+    store: Store
+    backends: Mapping[str, Backend]
+    """By name; ``"local"`` is always there."""
+    place: Callable[[Upload], Awaitable[str]]
+    """Name of the backend that takes an upload, before its body is read."""
+    inference: Inference
+    pool_status: Callable[[], Awaitable[PoolStatus]]
+    health: Callable[[], str | None]
+    """None when healthy, else the reason."""
