@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from tidemill.ports import Backend, Inference, Store
+from tidemill.ports import Inference, Registry, Store
 from tidemill.settings import Settings
-from tidemill.types import PoolStatus, Upload
+from tidemill.types import PoolStatus
 
 
 class Services(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,10 +16,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
 
     settings: Settings
     store: Store
-    backends: Mapping[str, Backend]
-    """By name; ``"local"`` is always there."""
-    place: Callable[[Upload], Awaitable[str]]
-    """Name of the backend that takes an upload, before its body is read."""
+    backends: Registry
     inference: Inference
     pool_status: Callable[[], Awaitable[PoolStatus]]
     health: Callable[[], str | None]

@@ -68,6 +68,18 @@ class Backend(Protocol):
         """The bytes ``[start, stop)`` of a file, streamed."""
 
 
+class Registry(Protocol):
+    """All backends of this server: one dict, two errors."""
+
+    async def accept(self, upload: Upload) -> FileRecord:
+        """Check and store an upload, decide where its batch will run, and hand it there.
+
+        Our own copy of the bytes is always kept. Raises ``InvalidFile`` with every problem."""
+
+    def named(self, name: str) -> Backend:
+        """The backend of a file's or batch's placement. Raises ``NotFound`` when it is gone."""
+
+
 class Executor(Protocol):
     """Runs one line, wherever it runs."""
 
