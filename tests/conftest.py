@@ -1,0 +1,11 @@
+"""Fixtures of all tests."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The server runs on asyncio; so do its tests."""
+    return "asyncio"
