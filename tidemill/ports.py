@@ -160,8 +160,9 @@ class FileDraft(Protocol):
         """Append bytes. Cut chunks at line ends and at about 64 KiB: a chunk is the unit of
         reading."""
 
-    async def commit(self, facts: FileFacts) -> FileRecord:
-        """Make the file visible, in one commit."""
+    async def commit(self, facts: FileFacts, *, expires_after_s: int | None = None) -> FileRecord:
+        """Make the file visible, in one commit. ``expires_after_s`` wins over the one that the
+        draft was opened with: in a form it may follow the bytes."""
 
     async def discard(self) -> None:
         """Forget it; also after a failed ``commit``."""

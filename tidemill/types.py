@@ -8,7 +8,7 @@ database orders.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from enum import IntEnum, StrEnum
 from typing import Any, Literal
 
@@ -168,6 +168,9 @@ class Upload(Record, frozen=True, kw_only=True):
     execution: Literal["auto", "local", "provider"] = "auto"
     provider: str | None = None
     validation: Literal["upload", "batch"] = "upload"
+    expiry: Callable[[], int | None] | None = None
+    """Asked once ``body`` has ended: seconds to expiry from a form field that came after the file
+    part (openai-node sends the file first). None, or None returned: ``new.expires_after_s``."""
 
 
 # --- batches ----------------------------------------------------------------------------------
