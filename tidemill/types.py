@@ -343,6 +343,10 @@ class Settlement(Record, frozen=True, kw_only=True):
     key_id: str | None = None
     custom_id: str = ""
     finished_at: int = 0
+    execution: str = "local"
+    """Where the line ran, for its usage row: ``local`` or a provider's name."""
+    tier: str = "standard"
+    """Price tier of its usage row: ``batch`` where a provider's batch API ran it."""
 
 
 class SettledBatch(Record, frozen=True, kw_only=True):
