@@ -94,6 +94,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_line_attempts: Annotated[
         int, _row("Runs of one line before its failure is final.", ge=1)
     ] = 3
+    window_seconds: Annotated[
+        int, _row("How long the completion window 24h lasts here.", unit="s", ge=1)
+    ] = 86_400
     lease_seconds: Annotated[
         float, _row("How long a line's lease lasts without a sign of life.", unit="s", gt=0)
     ] = 60.0

@@ -73,6 +73,11 @@ def file_object(file: FileRecord) -> dict[str, Any]:
 _SHOWN = {BatchStatus.EXPIRING: BatchStatus.FINALIZING}
 
 
+def shown_status(status: BatchStatus) -> str:
+    """The status as the SDK's eight names have it."""
+    return str(_SHOWN.get(status, status))
+
+
 def batch_object(batch: BatchRecord) -> dict[str, Any]:
     """A ``Batch``: the 20 documented keys always present, then ``model``, ``usage`` and our own
     fields."""
@@ -88,7 +93,7 @@ def batch_object(batch: BatchRecord) -> dict[str, Any]:
         else None,
         "input_file_id": batch.input_file_id,
         "completion_window": batch.completion_window,
-        "status": str(_SHOWN.get(batch.status, batch.status)),
+        "status": shown_status(batch.status),
         "output_file_id": batch.output_file_id,
         "error_file_id": batch.error_file_id,
         "created_at": batch.created_at,

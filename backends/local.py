@@ -1,0 +1,97 @@
+"""The local path: files checked and kept here, batches run here by the runner."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+from tidemill import wire
+from tidemill.errors import NotCancellable
+from tidemill.jsonl import Checker
+from tidemill.ports import FileDraft, Store
+from tidemill.scheduler.runner import Runner
+from tidemill.scheduler.states import CANCELLABLE
+from tidemill.types import (
+    BatchRecord,
+    BatchStatus,
+    FileRecord,
+    NewBatch,
+    Upload,
+)
+
+
+class LocalBackend:
+    """Implements ``ports.Backend`` on the store and the runner."""
+
+    name = "local"
+
+    def __init__(
+        self,
+        store: Store,
+        runner: Runner,
+        *,
+        knows: Callable[[str], bool],
+        max_bytes: int,
+        max_lines: int,
+    ) -> None:
+        self._store = store
+        self._runner = runner
+        self._knows = knows
+        self._max_bytes = max_bytes
+        self._max_lines = max_lines
+
+    async def accept(self, upload: Upload) -> FileRecord:
+        """Check and store an upload in one pass; a refused or broken one leaves nothing behind."""
+        checker = Checker(
+            max_bytes=self._max_bytes,
+            max_lines=self._max_lines,
+            knows=self._knows,
+            check=upload.validation == "upload",
+        )
+        draft = await self._store.files.draft(upload.new)
+        try:
+            return await self._receive(upload, checker, draft)
+        except BaseException:
+            await draft.discard()
+            raise
+
+    async def _receive(self, upload: Upload, checker: Checker, draft: FileDraft) -> FileRecord:
+        async for piece in upload.body:
+            for chunk in checker.feed(piece).chunks:
+                await draft.append(chunk)
+        rest, facts = checker.finish()
+        for chunk in rest.chunks:
+            await draft.append(chunk)
+        return await draft.commit(facts)
+
+    async def open(self, new: NewBatch) -> BatchRecord:
+        """Create the batch; its lines are read in the background (``validating``)."""
+        reserved = self._runner.intake_pool.reserve(new.file.facts.lines)
+        try:
+            batch = await self._store.batches.open(new)
+        except BaseException:
+            self._runner.intake_pool.release(reserved)
+            raise
+        self._runner.opened(batch, reserved)
+        return batch
+
+    async def refresh(self, batch: BatchRecord) -> BatchRecord:
+        """The record is always current here."""
+        return batch
+
+    async def cancel(self, batch: BatchRecord) -> BatchRecord:
+        """Start no further line; lines in flight finish and are kept."""
+        moved = await self._store.batches.move(batch.seq, CANCELLABLE, BatchStatus.CANCELLING)
+        if moved is not None:
+            self._runner.cancelled(moved)
+            return moved
+        current = await self._store.batches.get(batch.id, None) or batch
+        if current.status is BatchStatus.CANCELLING:
+            return current
+        shown = wire.shown_status(current.status)
+        raise NotCancellable(f"Cannot cancel a batch with status '{shown}'.")
+
+    def content(
+        self, file: FileRecord, start: int = 0, stop: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """Bytes of an input or result file."""
+        return self._store.files.read(file, start, stop)

@@ -1,0 +1,115 @@
+"""Reads a batch's file into its lines: the ``validating`` phase.
+
+The stored bytes pass through the same checker as at upload, now with the batch's endpoint, and
+every line becomes a row that says where its bytes are. Reading is resumable: a line that is there
+already is left as it is, so a crash in the middle costs one more reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from tidemill.errors import InvalidFile, TidemillError
+from tidemill.jsonl import Checker
+from tidemill.ports import Store
+from tidemill.scheduler.admission import IntakePool
+from tidemill.types import BatchRecord, BatchStatus, FileRecord, Problem
+
+log = structlog.get_logger()
+
+_VALIDATING = frozenset({BatchStatus.VALIDATING})
+# A checked file was within the limits then; its batch must not fail because they shrank since.
+_NO_LIMIT = 1 << 62
+
+
+class Intake:
+    """Takes batches through ``validating``."""
+
+    def __init__(
+        self,
+        store: Store,
+        pool: IntakePool,
+        *,
+        knows: Callable[[str], bool] | None = None,
+        max_lines: int = _NO_LIMIT,
+    ) -> None:
+        self._store = store
+        self._pool = pool
+        self._knows = knows
+        self._max_lines = max_lines
+
+    async def read(self, batch: BatchRecord, reserved: int | None) -> BatchRecord | None:
+        """Bring a batch's lines in; returns the batch as it then is, or None when it failed.
+
+        ``reserved`` is what the intake pool holds for it; None: nothing yet (after a restart).
+        A batch that is cancelled or expires meanwhile is read to its end, because each of its
+        lines needs a row.
+        """
+        file = await self._store.files.get(batch.input_file_id, None)
+        if file is None:
+            return await self._fail(
+                batch,
+                reserved or 0,
+                Problem(
+                    code="invalid_request",
+                    message=f"The input file {batch.input_file_id} is gone.",
+                    param="input_file_id",
+                ),
+            )
+        if not self._pool.fits_ever(file.facts.lines):
+            return await self._fail(
+                batch,
+                reserved or 0,
+                Problem(
+                    code="capacity_exceeded",
+                    message=f"The batch has {file.facts.lines} lines, more than the "
+                    f"{self._pool.capacity} that the intake pool can hold. Split the file.",
+                ),
+            )
+        if reserved is None:
+            reserved = file.facts.lines
+            self._pool.reserved += reserved  # it had its place before the restart
+        try:
+            total, model = await self._add(batch, file)
+        except InvalidFile as error:
+            return await self._fail(batch, reserved, *error.problems)
+        except TidemillError as error:
+            problem = Problem(code=error.code or "batch_failed", message=error.message)
+            return await self._fail(batch, reserved, problem)
+        await self._store.batches.model(batch.seq, model, total)
+        moved = await self._store.batches.move(batch.seq, _VALIDATING, BatchStatus.IN_PROGRESS)
+        self._pool.release(reserved)
+        self._pool.add(total)
+        return moved or await self._store.batches.get(batch.id, None)
+
+    async def _add(self, batch: BatchRecord, file: FileRecord) -> tuple[int, str | None]:
+        checked = file.facts.checked
+        checker = Checker(
+            max_bytes=_NO_LIMIT,
+            max_lines=_NO_LIMIT if checked else self._max_lines,
+            knows=None if checked else self._knows,
+            endpoint=batch.endpoint,
+        )
+        total = 0
+        async for piece in self._store.files.read(file):
+            if lines := checker.feed(piece).lines:
+                await self._store.lines.add(batch.seq, lines)
+                total += len(lines)
+        rest, facts = checker.finish()
+        if rest.lines:
+            await self._store.lines.add(batch.seq, rest.lines)
+            total += len(rest.lines)
+        return total, facts.models[0] if len(facts.models) == 1 else None
+
+    async def _fail(self, batch: BatchRecord, reserved: int, *problems: Problem) -> BatchRecord | None:
+        """Fail the batch; one that is being cancelled goes on towards its end instead."""
+        self._pool.release(reserved)
+        moved = await self._store.batches.move(
+            batch.seq, _VALIDATING, BatchStatus.FAILED, problems=problems
+        )
+        if moved is not None:
+            log.info("batch failed validation", batch=batch.id, problems=len(problems))
+            return None
+        return await self._store.batches.get(batch.id, None)
