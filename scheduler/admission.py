@@ -1,8 +1,8 @@
 """How much may wait and how much may run: the intake pool and the scheduling pool.
 
-    intake pool (lines that wait) ──lease──► scheduling pool (lines in flight) ──settle──► done
-              ▲                                   │
-              └────────────── release ────────────┘
+    intake pool (waiting) ──lease──► scheduling pool (in flight) ──settle──► done
+            ▲                                 │
+            └──────────── release ────────────┘
 
 The names, defaults and status fields are BatchGen's. Both pools only count: the lines are in the store.
 """

@@ -22,7 +22,7 @@ class Bell:
 
 
 class Signals:
-    """One-to-many wake-ups by key (a batch's ``seq``): everybody who waits for the key now wakes."""
+    """One-to-many wake-ups by key (a batch's ``seq``): all who wait for the key wake."""
 
     def __init__(self) -> None:
         self._events: dict[int, anyio.Event] = {}

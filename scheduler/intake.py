@@ -103,7 +103,9 @@ class Intake:
             total += len(rest.lines)
         return total, facts.models[0] if len(facts.models) == 1 else None
 
-    async def _fail(self, batch: BatchRecord, reserved: int, *problems: Problem) -> BatchRecord | None:
+    async def _fail(
+        self, batch: BatchRecord, reserved: int, *problems: Problem
+    ) -> BatchRecord | None:
         """Fail the batch; one that is being cancelled goes on towards its end instead."""
         self._pool.release(reserved)
         moved = await self._store.batches.move(

@@ -1,4 +1,4 @@
-"""Whose line is next: owners take turns; inside an owner the nearest deadline, then age; then line order.
+"""Whose line is next: owners take turns, then the nearest deadline, then age, then line order.
 
 Pure: knows batches by ``seq`` only, never awaits, never reads a clock.
 """

@@ -234,7 +234,7 @@ class Runner:
     async def _run_line(self, lease: Lease) -> None:
         try:
             outcome = await self._executor.execute(lease)
-        except Exception as exc:  # noqa: BLE001 - a bug in one line must not stop the other lines
+        except Exception as exc:
             log.exception("line failed unexpectedly", batch=lease.batch_id, line=lease.no)
             outcome = Refusal(
                 status_code=500,
@@ -255,7 +255,7 @@ class Runner:
                 try:
                     async with self._settling:
                         await self._settle(outcomes)
-                except Exception:  # noqa: BLE001 - a full disk, say: nothing is lost, it is tried again
+                except Exception:
                     log.exception("settlement failed; it will be repeated", lines=len(outcomes))
                     self._outcomes = outcomes + self._outcomes
                     await anyio.sleep(1.0)

@@ -1,0 +1,79 @@
+"""Owners take turns, then deadline, then age."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.scheduler.queue import Turns
+
+
+def _turns(*batches: tuple[str, int, int]) -> Turns:
+    turns = Turns()
+    for owner, seq, expires_at in batches:
+        turns.add(owner, seq, expires_at)
+    return turns
+
+
+def test_nothing_is_dealt_without_batches_or_room() -> None:
+    """An empty queue or a full pool deals no share."""
+    assert Turns().deal(10) == []
+    assert _turns(("a", 1, 100)).deal(0) == []
+
+
+def test_a_lone_owner_gets_everything_on_its_nearest_deadline() -> None:
+    """Within an owner the batch that expires first is served first, the older one on a tie."""
+    assert _turns(("a", 1, 200), ("a", 2, 100)).deal(8) == [(2, 8)]
+    assert _turns(("a", 2, 100), ("a", 1, 100)).deal(8) == [(1, 8)]
+
+
+def test_a_small_owner_is_not_stuck_behind_a_large_one() -> None:
+    """Two owners share the free slots although one has many more batches."""
+    turns = _turns(*(("big", seq, 100) for seq in range(1, 9)), ("small", 9, 999))
+    assert dict(turns.deal(8)) == {1: 4, 9: 4}
+
+
+def test_single_slots_alternate() -> None:
+    """When slots come free one by one, owners take turns line by line."""
+    turns = _turns(("a", 1, 100), ("b", 2, 100))
+    assert [turns.deal(1)[0][0] for _ in range(4)] == [1, 2, 1, 2]
+
+
+def test_a_dry_batch_gives_way_and_comes_back() -> None:
+    """A batch whose lines all wait for a retry takes no share until it is wet again."""
+    turns = _turns(("a", 1, 100), ("a", 2, 200))
+    turns.dry(1)
+    assert turns.deal(4) == [(2, 4)]
+    turns.wet(1)
+    assert turns.deal(4) == [(1, 4)]
+
+
+def test_a_removed_batch_stays_away() -> None:
+    """Waking a batch that ended does not bring it back."""
+    turns = _turns(("a", 1, 100))
+    turns.remove(1)
+    turns.wet(1)
+    turns.wet_all()
+    assert len(turns) == 0
+    assert turns.deal(4) == []
+
+
+@given(
+    owners=st.lists(st.integers(0, 5), min_size=1, max_size=20),
+    free=st.lists(st.integers(1, 40), min_size=1, max_size=60),
+)
+def test_shares_are_exact_and_even_over_time(owners: list[int], free: list[int]) -> None:
+    """Every deal hands out all slots; over any run, owners differ by at most one share per deal
+    that had a remainder."""
+    turns = _turns(*((f"o{owner}", seq, 100) for seq, owner in enumerate(owners)))
+    owner_of = {seq: f"o{owner}" for seq, owner in enumerate(owners)}
+    got: Counter[str] = Counter(dict.fromkeys(owner_of.values(), 0))
+    for n in free:
+        shares = turns.deal(n)
+        assert sum(k for _, k in shares) == n
+        assert all(k > 0 for _, k in shares)
+        for seq, k in shares:
+            got[owner_of[seq]] += k
+        assert max(got.values()) - min(got.values()) <= 1
