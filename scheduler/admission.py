@@ -4,7 +4,8 @@
             ▲                                 │
             └──────────── release ────────────┘
 
-The names, defaults and status fields are BatchGen's. Both pools only count: the lines are in the store.
+The names, defaults and status fields are BatchGen's. Both pools only count: the lines themselves
+are in the store.
 """
 
 from __future__ import annotations

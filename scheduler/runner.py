@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import anyio
 import structlog
-from anyio.abc import TaskGroup
+from anyio.abc import TaskGroup, TaskStatus
 
 from tidemill import clock, ids, wire
 from tidemill.ports import Executor, Store
@@ -124,7 +124,7 @@ class Runner:
 
     # --- running
 
-    async def run(self) -> None:
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Adopt what the store holds, then run until cancelled or drained."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
@@ -142,7 +142,12 @@ class Runner:
             async with anyio.create_task_group() as lines:
                 self._lines = lines
                 tasks.start_soon(self._lease_loop)
+                task_status.started()
                 await anyio.sleep_forever()
+
+    def stop_leasing(self) -> None:
+        """Start no line from now on; ``drain`` follows."""
+        self._draining = True
 
     async def drain(self, within_s: float) -> None:
         """Start no line any more; let those in flight finish ``within_s``, then give them back.

@@ -1,0 +1,295 @@
+"""The composition root: the only file that sees every floor. It only wires."""
+
+from __future__ import annotations
+
+import ipaddress
+import signal
+import socket
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import anyio
+import structlog
+import uvicorn
+from anyio.abc import TaskStatus
+
+from tidemill import telemetry
+from tidemill.backends.executors import LocalExecutor
+from tidemill.backends.inference import LocalInference
+from tidemill.backends.local import LocalBackend
+from tidemill.backends.registry import BackendRegistry
+from tidemill.errors import SettingsError, TidemillError
+from tidemill.handlers import create_app
+from tidemill.handlers.deps import Services
+from tidemill.ports import Replica, Store
+from tidemill.scheduler.runner import Runner
+from tidemill.settings import Loaded, Settings
+from tidemill.storage import open_store
+from tidemill.types import EngineSpec, PoolStatus
+
+log = structlog.get_logger()
+
+
+class Server:
+    """What one running server holds, from store to engine."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        replicas: dict[str, Replica],
+        runner: Runner,
+        services: Services,
+    ) -> None:
+        self.settings = settings
+        self.store = store
+        self.replicas = replicas
+        self.runner = runner
+        self.services = services
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncGenerator[Server]:
+    """A server without its listening socket: store taken, engines loaded, runner at work.
+
+    Leaving drains: no line starts, those in flight get ``drain_seconds``. Raises ``SettingsError``
+    or ``TidemillError`` with one sentence when something cannot start.
+    """
+    store = open_store(Path(settings.storage_path))
+    await store.start()
+    try:
+        await _require_keys(settings, store)
+        async with _replicas(settings) as replicas:
+            inference = LocalInference(replicas, settings)
+            executor = LocalExecutor(inference)
+            runner = Runner(
+                store,
+                executor,
+                max_pool_size=settings.max_pool_size,
+                max_intake_capacity=settings.max_intake_capacity,
+                max_line_attempts=settings.max_line_attempts,
+                lease_s=settings.lease_seconds,
+                concurrency=settings.batch_local_concurrency,
+                knows=inference.knows,
+                max_lines=settings.max_batch_requests,
+            )
+            local = LocalBackend(
+                store,
+                runner,
+                knows=inference.knows,
+                max_bytes=settings.max_batch_file_bytes,
+                max_lines=settings.max_batch_requests,
+            )
+            services = Services(
+                settings=settings,
+                store=store,
+                backends=BackendRegistry({local.name: local}),
+                inference=inference,
+                pool_status=_pool_status(runner, replicas),
+                health=_health(store, replicas),
+                wait_rows=runner.rows.wait,
+            )
+            async with anyio.create_task_group() as tasks:
+                await tasks.start(runner.run)
+                try:
+                    yield Server(settings, store, replicas, runner, services)
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        await runner.drain(settings.drain_seconds)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await store.close()
+
+
+async def _require_keys(settings: Settings, store: Store) -> None:
+    """Without any key only this machine may come in."""
+    loopback = settings.listen_ip == "localhost" or (
+        _is_ip(settings.listen_ip) and ipaddress.ip_address(settings.listen_ip).is_loopback
+    )
+    keyed = bool(settings.api_keys) or any(
+        key.revoked_at is None for key in await store.keys.page()
+    )
+    if not loopback and not keyed and not settings.insecure:
+        raise SettingsError(
+            f"Refusing to listen on {settings.listen_ip} without any API key: set TIDEMILL_API_KEYS, "
+            "add one with 'tidemill keys add', or pass --insecure."
+        )
+    if not keyed:
+        log.warning("no API key is configured: everybody who reaches the server is one owner")
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+@asynccontextmanager
+async def _replicas(settings: Settings) -> AsyncGenerator[dict[str, Replica]]:
+    """Start the engines; by the name that each serves."""
+    factory = engine_factory(settings.engine)
+    specs = [
+        EngineSpec(
+            model=settings.model,
+            name=settings.model_name,
+            gpu_layers=settings.gpu_layers,
+            context_length=settings.max_context_length,
+            slots=settings.slots,
+            threads=settings.threads,
+            headroom=settings.interactive_headroom,
+        )
+    ]
+    if settings.embedding_model:
+        specs.append(
+            EngineSpec(
+                model=settings.embedding_model,
+                embedding=True,
+                gpu_layers=settings.gpu_layers,
+                threads=settings.threads,
+            )
+        )
+    replicas: dict[str, Replica] = {}
+    try:
+        for spec in specs:
+            replica = factory(spec)
+            await replica.start()
+            replicas[replica.card.id] = replica
+        yield replicas
+    finally:
+        with anyio.CancelScope(shield=True):
+            for replica in replicas.values():
+                await replica.close()
+
+
+def engine_factory(name: str) -> Callable[[EngineSpec], Replica]:
+    """The engine registered under ``name`` at entry point ``tidemill.engines``."""
+    found = list(entry_points(group="tidemill.engines", name=name))
+    if not found:
+        raise SettingsError(f"Unknown engine '{name}': no package registers it.")
+    try:
+        factory: Callable[[EngineSpec], Replica] = found[0].load()
+    except ImportError as exc:
+        raise SettingsError(
+            f"The engine '{name}' needs a package that is not installed ({exc.name}); "
+            f"install tidemill[{name}]."
+        ) from exc
+    return factory
+
+
+def _pool_status(runner: Runner, replicas: dict[str, Replica]) -> Callable[[], PoolStatus]:
+    def status() -> PoolStatus:
+        pool, intake = runner.pool, runner.intake_pool
+        return PoolStatus(
+            intake_pool_size=intake.size,
+            intake_pool_capacity=intake.capacity,
+            scheduling_pool_active=pool.active,
+            scheduling_pool_free=pool.capacity - pool.active,
+            scheduling_pool_capacity=pool.capacity,
+            active_batches=runner.active_batches,
+            lines_per_second=round(runner.rate.per_second(), 3),
+            replicas={name: replica.status() for name, replica in replicas.items()},
+        )
+
+    return status
+
+
+def _health(store: Store, replicas: dict[str, Replica]) -> Callable[[], str | None]:
+    def reason() -> str | None:
+        if (trouble := store.healthy()) is not None:
+            return trouble
+        for name, replica in replicas.items():
+            status = replica.status()
+            if not status.healthy:
+                return f"The engine of model '{name}' is down: {status.reason or 'unknown reason'}"
+        return None
+
+    return reason
+
+
+# --- the process ------------------------------------------------------------------------------
+
+
+class _HttpServer(uvicorn.Server):
+    """Leaves signals to us: uvicorn would end the process before the drain."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def serve(loaded: Loaded) -> None:
+    """Run a server until SIGTERM or SIGINT, then drain. Blocks.
+
+    Raises ``SettingsError`` or ``TidemillError`` with one sentence when it cannot start.
+    """
+    telemetry.configure_logging(loaded.settings)
+    try:
+        anyio.run(_serve, loaded.settings, backend_options={"use_uvloop": True})
+    except BaseExceptionGroup as group:
+        raise _first(group) from group
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one error that a start failed with, out of its task groups."""
+    matched = group.subgroup((SettingsError, TidemillError)) or group
+    while isinstance(matched, BaseExceptionGroup):
+        matched = matched.exceptions[0]
+    return matched
+
+
+async def _serve(settings: Settings) -> None:
+    listener = _bind(settings.listen_ip, settings.listen_port)
+    try:
+        async with running(settings) as server:
+            config = uvicorn.Config(
+                create_app(server.services),
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
+                timeout_keep_alive=75,
+            )
+            http = _HttpServer(config)
+            async with anyio.create_task_group() as tasks:
+                await tasks.start(_stop_on_signal, http, server.runner)
+                host, port = listener.getsockname()[:2]
+                where = f"[{host}]" if ":" in host else host
+                print(f"Tidemill listens on http://{where}:{port}", flush=True)
+                await http.serve(sockets=[listener])
+                tasks.cancel_scope.cancel()
+    finally:
+        listener.close()
+
+
+async def _stop_on_signal(
+    http: uvicorn.Server, runner: Runner, *, task_status: TaskStatus[None]
+) -> None:
+    """The first signal drains, the second ends connections at once."""
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
+        async for number in signals:
+            if http.should_exit:
+                http.force_exit = True
+                continue
+            log.info("stopping", signal=signal.Signals(number).name)
+            runner.stop_leasing()
+            http.should_exit = True
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(info[0], socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(info[4])
+        listener.set_inheritable(False)
+    except OSError as exc:
+        raise SettingsError(
+            f"Cannot listen on {host}:{port}: {exc.strerror or exc}; choose another --host or --port."
+        ) from exc
+    return listener
