@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import signal
 import socket
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -113,8 +113,8 @@ async def _require_keys(settings: Settings, store: Store) -> None:
     )
     if not loopback and not keyed and not settings.insecure:
         raise SettingsError(
-            f"Refusing to listen on {settings.listen_ip} without any API key: set TIDEMILL_API_KEYS, "
-            "add one with 'tidemill keys add', or pass --insecure."
+            f"Refusing to listen on {settings.listen_ip} without any API key: set "
+            "TIDEMILL_API_KEYS, add one with 'tidemill keys add', or pass --insecure."
         )
     if not keyed:
         log.warning("no API key is configured: everybody who reaches the server is one owner")
@@ -180,8 +180,10 @@ def engine_factory(name: str) -> Callable[[EngineSpec], Replica]:
     return factory
 
 
-def _pool_status(runner: Runner, replicas: dict[str, Replica]) -> Callable[[], PoolStatus]:
-    def status() -> PoolStatus:
+def _pool_status(
+    runner: Runner, replicas: dict[str, Replica]
+) -> Callable[[], Awaitable[PoolStatus]]:
+    async def status() -> PoolStatus:
         pool, intake = runner.pool, runner.intake_pool
         return PoolStatus(
             intake_pool_size=intake.size,
@@ -214,7 +216,16 @@ def _health(store: Store, replicas: dict[str, Replica]) -> Callable[[], str | No
 
 
 class _HttpServer(uvicorn.Server):
-    """Leaves signals to us: uvicorn would end the process before the drain."""
+    """Leaves signals to us, because uvicorn would end the process before the drain; and says
+    where it listens once it does."""
+
+    def __init__(self, config: uvicorn.Config, announce: str) -> None:
+        super().__init__(config)
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        print(self._announce, flush=True)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -254,12 +265,9 @@ async def _serve(settings: Settings) -> None:
                 timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
                 timeout_keep_alive=75,
             )
-            http = _HttpServer(config)
+            http = _HttpServer(config, f"Tidemill listens on {_url(listener)}")
             async with anyio.create_task_group() as tasks:
                 await tasks.start(_stop_on_signal, http, server.runner)
-                host, port = listener.getsockname()[:2]
-                where = f"[{host}]" if ":" in host else host
-                print(f"Tidemill listens on http://{where}:{port}", flush=True)
                 await http.serve(sockets=[listener])
                 tasks.cancel_scope.cancel()
     finally:
@@ -290,6 +298,12 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.set_inheritable(False)
     except OSError as exc:
         raise SettingsError(
-            f"Cannot listen on {host}:{port}: {exc.strerror or exc}; choose another --host or --port."
+            f"Cannot listen on {host}:{port} ({exc.strerror or exc}); "
+            "choose another --host or --port."
         ) from exc
     return listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
