@@ -98,6 +98,8 @@ class Placement(Record, frozen=True, kw_only=True):
     backend: str = "local"
     provider: str | None = None
     reason: str = "no provider serves a batch API for these models"
+    fallback: bool = False
+    """True: a refusal by the provider, at once or later, re-runs the batch here."""
 
 
 # --- problems ---------------------------------------------------------------------------------
@@ -381,6 +383,57 @@ class UsageRow(Record, frozen=True, kw_only=True):
     batch_id: str | None
     custom_id: str | None
     at: int
+
+
+# --- providers --------------------------------------------------------------------------------
+
+
+class Verdict(Record, frozen=True, kw_only=True):
+    """Whether a provider serves a Batch API, as its own route last answered."""
+
+    state: Literal["yes", "no", "unknown"]
+    reason: str
+    checked_at: int = 0
+    until_at: int = 0
+    """When to ask again."""
+    failures: int = 0
+    """Probes in a row that said neither yes nor no."""
+
+
+class UpstreamFile(Record, frozen=True, kw_only=True):
+    """The provider's copy of one of our input files."""
+
+    file_seq: int
+    provider: str
+    id: str
+    """The provider's id; never shown to a client."""
+    created_at: int
+    expires_at: int | None = None
+
+
+class UpstreamBatch(Record, frozen=True, kw_only=True):
+    """A forwarded batch as its provider last described it. Written before the provider is asked to
+    create it, so that a crash in between leaves a trace to search by."""
+
+    batch_seq: int
+    batch_id: str
+    """Ours; also sent as metadata, so that a batch whose answer was lost can be found."""
+    provider: str
+    id: str | None = None
+    """The provider's id; None while it is not known that the batch was created there."""
+    status: str = ""
+    """The provider's own word; empty until the first look."""
+    completed: int = 0
+    failed: int = 0
+    output_id: str | None = None
+    error_id: str | None = None
+    problems: tuple[Problem, ...] = ()
+    intended_at: int = 0
+    looked_at: int = 0
+    tries: int = 0
+    """Failures in a row: of looks, or of settlements once it has ended there."""
+    settled_at: int | None = None
+    """When its results were booked, or it was given up; it is not looked at again."""
 
 
 class Page(Record, frozen=True, kw_only=True):
