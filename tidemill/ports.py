@@ -37,6 +37,8 @@ from tidemill.types import (
     SettledBatch,
     Settlement,
     Upload,
+    UpstreamBatch,
+    UpstreamFile,
     UsageRow,
 )
 
@@ -317,6 +319,36 @@ class Facts(Protocol):
     async def forget(self, kind: str, key: str | None = None) -> int: ...
 
     async def all(self, kind: str) -> dict[str, tuple[bytes, int]]: ...
+
+
+class Upstream(Protocol):
+    """What providers hold for us: ids that no client ever sees, and the latch of settlement."""
+
+    async def file(self, file_seq: int, provider: str) -> UpstreamFile | None:
+        """The provider's copy of an input file, also one that has expired there."""
+
+    async def keep_file(self, file: UpstreamFile) -> None:
+        """Record or replace the provider's copy of an input file."""
+
+    async def batch(self, batch_seq: int) -> UpstreamBatch | None: ...
+
+    async def keep_batch(self, batch: UpstreamBatch) -> None:
+        """Record or replace; the same commit shows the provider's counts on our batch as long as
+        no line of it is settled. Never un-settles one that is settled."""
+
+    async def unsettled(self) -> list[UpstreamBatch]:
+        """All that still have to be looked at, oldest first."""
+
+    async def withdraw(self, batch_seq: int) -> bool:
+        """Take back a batch that no provider took and that has no line: as if never created."""
+
+    async def latch(self, batch_seq: int, until_at: int) -> bool:
+        """Take the right to settle until ``until_at`` (0 gives it back); False when somebody holds
+        it or it is settled. Taking it sets our counts to what is settled here."""
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[SettledBatch]:
+        """Like ``Lines.settle`` for lines that were never leased: conditional on *queued* instead
+        of on the token, so that a line is settled once however often its results are read."""
 
 
 class Store(Protocol):
