@@ -18,7 +18,7 @@ class TidemillError(Exception):
     """Base of all errors that are answered in the OpenAI envelope."""
 
     status: int = 500
-    type: ClassVar[str] = "server_error"
+    type: str = "server_error"
     code: str | None = "internal_error"
     should_retry: ClassVar[bool | None] = None
     """Sent as ``x-should-retry``: the SDKs repeat 408, 409, 429 and 5xx unless told not to."""
@@ -196,6 +196,47 @@ class EngineLost(EngineUnavailable):
     repeat."""
 
     code = "engine_restarted"
+
+
+class AmbiguousProvider(BadRequest):
+    """Several providers could take the batch; name one in ``X-Tidemill-Provider``."""
+
+    code = "multiple_batch_providers"
+
+
+class ProviderRefused(TidemillError):
+    """A provider refused; its own status, message, type, param and code are passed on."""
+
+    code = "provider_refused"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, param=param, retry_after_s=retry_after_s)
+        self.status = status
+        self.type = type
+        self.code = code
+
+
+class ProviderUnavailable(TidemillError):
+    """A provider cannot be reached, fails, or does not accept this server's credential."""
+
+    status = 502
+    code = "provider_unavailable"
+
+
+class OwnershipUnrecorded(TidemillError):
+    """A provider's object was made but could not be recorded here, and was undone; try again."""
+
+    status = 502
+    code = "batch_ownership_unrecorded"
 
 
 class StoreBusy(TidemillError):
