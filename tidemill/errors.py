@@ -207,7 +207,7 @@ class AmbiguousProvider(BadRequest):
 class ProviderRefused(TidemillError):
     """A provider refused; its own status, message, type, param and code are passed on."""
 
-    code = "provider_refused"
+    code: str | None = "provider_refused"
 
     def __init__(
         self,
@@ -244,6 +244,29 @@ class StoreBusy(TidemillError):
 
     status = 503
     code = "store_busy"
+
+
+class StoreUnavailable(TidemillError):
+    """The store cannot be written (disk full, I/O error, shut down); nothing of the request was
+    kept. ``/health`` has the reason; repeat later."""
+
+    status = 503
+    code = "store_unavailable"
+
+
+class StoreTooNew(TidemillError):
+    """The database was written by a newer Tidemill; upgrade this one or choose another path."""
+
+    status = 503
+    code = "store_too_new"
+
+
+class InvariantBroken(TidemillError):
+    """A change that would have left the store in a state that cannot be; a bug. Nothing was
+    changed."""
+
+    status = 500
+    should_retry = False
 
 
 class SettingsError(Exception):

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from tidemill import providers
 from tidemill.errors import SettingsError
 
 
@@ -140,6 +141,56 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = 0
 
+    # --- providers
+    providers: Annotated[
+        str, _row("Providers as JSON; in the file, one [[providers]] table each.")
+    ] = ""
+    prefer: Annotated[
+        Literal["ask", "cheapest"],
+        _row("Several providers could take a batch: ask the client to name one, or the cheapest."),
+    ] = "ask"
+    fallback_on_quota: Annotated[
+        bool, _row("Run a batch here when its provider refuses it for quota.")
+    ] = False
+    batch_capability_ttl_hours: Annotated[
+        float,
+        _row(
+            "How long a provider's answer to 'do you serve a Batch API' is believed.",
+            unit="h",
+            aliases=("LOGOS_BATCH_CAPABILITY_TTL_HOURS",),
+            gt=0,
+        ),
+    ] = 24.0
+    batch_model_eligibility_ttl_days: Annotated[
+        float,
+        _row(
+            "How long a model that a provider refused to batch is not sent there again.",
+            unit="d",
+            aliases=("LOGOS_BATCH_MODEL_ELIGIBILITY_TTL_DAYS",),
+            gt=0,
+        ),
+    ] = 90.0
+    batch_reconcile_interval_s: Annotated[
+        float,
+        _row(
+            "Every forwarded batch is looked at at least this often.",
+            unit="s",
+            aliases=("LOGOS_BATCH_RECONCILE_INTERVAL_S",),
+            gt=0,
+        ),
+    ] = 300.0
+    provider_refresh_s: Annotated[
+        float,
+        _row("Polls of a forwarded batch reach its provider at most this often.", unit="s", ge=0),
+    ] = 5.0
+    azure_batch_api_version: Annotated[
+        str,
+        _row(
+            "Dated spelling of Azure's batch routes; empty: /openai/v1.",
+            aliases=("LOGOS_AZURE_BATCH_API_VERSION",),
+        ),
+    ] = ""
+
     # --- names of other systems' variables that mean something here
     batch_local_concurrency: Annotated[
         int,
@@ -234,6 +285,8 @@ def load(
                 raise SettingsError(
                     f"Unknown setting '{name}' in {path}; see 'tidemill settings' for the names."
                 )
+            if name == "providers" and isinstance(value, list):
+                value = msgspec.json.encode(value).decode()
             values[name], sources[name] = value, str(path)
 
     known_env = {row.env for row in table.values()} | _OTHER_ENV
@@ -258,6 +311,7 @@ def load(
     for name, value in values.items():
         _check(name, value, sources[name])
     settings = msgspec.convert(values, Settings, strict=False)
+    providers.parse(settings.providers, azure_api_version=settings.azure_batch_api_version)
     return Loaded(settings, {name: sources.get(name, "default") for name in table})
 
 
