@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tidemill.jsonl import Text
+from tidemill.lines import Text
 from tidemill.types import Problem
 
 MAX_CUSTOM_ID = 256

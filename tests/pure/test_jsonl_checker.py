@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.checker import Checker, Fed
 from tidemill.errors import InvalidFile, TooLarge
+from tidemill.jsonl import Checker, Fed
 from tidemill.types import FileFacts, NewLine, Problem
 
 CHAT = "/v1/chat/completions"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tidemill.jsonl import CHUNK_BYTES, Cutter, LineTooLong, Splitter, Text
+from tidemill.lines import CHUNK_BYTES, Cutter, LineTooLong, Splitter, Text
 
 # Few distinct bytes, so that line ends, blanks and byte order marks meet often.
 files = st.lists(
