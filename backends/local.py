@@ -61,7 +61,9 @@ class LocalBackend:
         rest, facts = checker.finish()
         for chunk in rest.chunks:
             await draft.append(chunk)
-        return await draft.commit(facts)
+        return await draft.commit(
+            facts, expires_after_s=upload.expiry() if upload.expiry is not None else None
+        )
 
     async def open(self, new: NewBatch) -> BatchRecord:
         """Create the batch; its lines are read in the background (``validating``)."""
