@@ -1,0 +1,62 @@
+# Every target sets itself up: Python 3.11+ with venv, a C++ compiler, make and git are enough.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+# llama.cpp is compiled once per machine (some minutes); pip keeps the built wheel in its cache.
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo serve test lint bench docs clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo   answer examples/requests.jsonl with a small model on this machine"
+	@echo "make serve  start the server with the same model on 127.0.0.1:10900"
+	@echo "make test   run all tests        make lint   run the static checks"
+	@echo "make bench  run the benchmarks   make docs   write the generated reference pages"
+	@echo "make clean  remove the environment and every build product"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Tidemill needs Python 3.11 or newer; name one with make PYTHON=/path/to/python3." >&2; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "Python's venv module is missing; install it (Debian: apt-get install python3-venv)." >&2; exit 2; }
+
+# A stamp is the proof of one installation; it ages when the dependencies change.
+$(VENV)/.run: pyproject.toml | $(BIN)/python
+	@echo "Installing tidemill and its engine into $(VENV) (the first time compiles llama.cpp)."
+	@$(BIN)/python -m pip install --quiet -e '.[llama,smollm2]'
+	@touch $@
+
+$(VENV)/.test: pyproject.toml $(VENV)/.run | $(BIN)/python
+	@$(BIN)/python -m pip install --quiet -e '.[test,llama,smollm2]'
+	@touch $@
+
+demo: $(VENV)/.run
+	@$(BIN)/tidemill run examples/requests.jsonl -o tidemill-data/demo/results.jsonl \
+	  --storage-path tidemill-data/demo --show
+
+serve: $(VENV)/.run
+	@$(BIN)/tidemill serve
+
+test: $(VENV)/.test
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.test
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: $(VENV)/.test
+	@$(BIN)/python -m pytest bench $(PYTEST_ARGS)
+
+docs: $(VENV)/.test
+	@$(BIN)/python docs/reference/generate.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,96 @@
+"""``tidemill check``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from tidemill.cli import options
+from tidemill.cli.screen import Failed, emit, problem_table, table
+from tidemill.errors import InvalidFile, TidemillError
+from tidemill.jsonl import Checker
+from tidemill.settings import load
+from tidemill.types import FileFacts, Problem
+
+BYTES_PER_TOKEN = 4
+"""A rule of thumb for English text; only the model's own tokenizer knows."""
+
+
+@click.command()
+@click.argument("input_path", metavar="INPUT.jsonl", type=click.Path(path_type=Path))
+@click.option("--model", "models", multiple=True, help="A model that is served; others are wrong.")
+@options.config
+@options.setting_flags(("max_batch_file_bytes", "max_batch_requests"))
+@options.as_json
+def check(
+    input_path: Path,
+    models: tuple[str, ...],
+    config: Path | None,
+    max_batch_file_bytes: str | None,
+    max_batch_requests: str | None,
+    as_json: bool,
+) -> None:
+    """Check an input file without a server.
+
+    Every problem is shown with its line number. Exit code 1 when there is a problem. Token counts are estimates (bytes / 4).
+    """
+    limits = load(
+        {"max_batch_file_bytes": max_batch_file_bytes, "max_batch_requests": max_batch_requests},
+        toml=config,
+    ).settings
+    checker = Checker(
+        limits.max_batch_file_bytes,
+        limits.max_batch_requests,
+        knows=(lambda name: name in models) if models else None,
+    )
+    try:
+        facts = examine(input_path, checker)
+    except InvalidFile as exc:
+        _complain(input_path, exc.problems, as_json)
+        return
+    except TidemillError as exc:
+        _complain(input_path, [Problem(code=exc.code or "error", message=exc.message)], as_json)
+        return
+    size = input_path.stat().st_size
+    summary = {
+        "lines": facts.lines,
+        "models": list(facts.models),
+        "endpoint": facts.endpoint,
+        "bytes": size,
+        "longest_line_bytes": facts.max_line_bytes,
+        "estimated_prompt_tokens": size // BYTES_PER_TOKEN,
+    }
+    if as_json:
+        emit({"ok": True, **summary, "problems": []})
+        return
+    table(
+        ("", ""),
+        [
+            ("lines", facts.lines),
+            ("models", ", ".join(facts.models)),
+            ("endpoint", facts.endpoint),
+            ("bytes", size),
+            ("longest line", f"{facts.max_line_bytes} bytes"),
+            ("prompt tokens", f"about {size // BYTES_PER_TOKEN} (estimate: bytes / 4)"),
+        ],
+    )
+
+
+def examine(path: Path, checker: Checker) -> FileFacts:
+    """Feed a file to a checker. Raises ``InvalidFile``, ``TooLarge`` and ``OSError``."""
+    with path.open("rb") as file:
+        while piece := file.read(1024 * 1024):
+            checker.feed(piece)
+    return checker.finish()[1]
+
+
+def _complain(path: Path, problems: list[Problem] | tuple[Problem, ...], as_json: bool) -> None:
+    found = [msgspec.to_builtins(problem) for problem in problems]
+    if as_json:
+        emit({"ok": False, "problems": found})
+    else:
+        problem_table(found)
+    n = len(found)
+    raise Failed(f"{path} has {n} problem{'s' if n > 1 else ''}")

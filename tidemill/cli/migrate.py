@@ -1,0 +1,34 @@
+"""``tidemill migrate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import click
+
+from tidemill.cli import options
+from tidemill.cli.screen import say
+from tidemill.settings import load
+
+
+@click.command()
+@options.config
+@options.setting_flags(("storage_path",))
+def migrate(config: Path | None, storage_path: str | None) -> None:
+    """Bring the store to this version.
+
+    A store that does not exist is made. The server does the same when it starts; this is for
+    release steps that run before it.
+    """
+    settings = load({"storage_path": storage_path}, toml=config).settings
+    path = Path(settings.storage_path)
+    from tidemill.storage import open_store
+
+    async def work() -> None:
+        store = open_store(path)
+        await store.start()
+        await store.close()
+
+    anyio.run(work)
+    say(f"The store in {path} is up to date.")

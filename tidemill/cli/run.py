@@ -1,0 +1,244 @@
+"""``tidemill run``: a file in, a file out."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tidemill import clock
+from tidemill.cli import answers, options
+from tidemill.cli.batches import judge
+from tidemill.cli.child import ServerProcess, StartFailed
+from tidemill.cli.screen import Exit, Failed, batch_bar, emit, problem_table, rate, say
+from tidemill.client import ApiError, TidemillClient
+from tidemill.lines import Splitter
+from tidemill.settings import load
+from tidemill.wire import ENDPOINTS, canonical_endpoint
+
+# What an embedded server may be told; it listens on loopback only and lives as long as the run.
+_EMBEDDED = (
+    "storage_path",
+    "drain_seconds",
+    "engine",
+    "model",
+    "model_name",
+    "embedding_model",
+    "gpu_layers",
+    "max_context_length",
+    "max_decoding_length",
+    "slots",
+    "threads",
+    "max_batch_file_bytes",
+    "max_batch_requests",
+)
+
+
+@click.command()
+@click.argument(
+    "input_path", metavar="[INPUT.jsonl]", required=False, type=click.Path(path_type=Path)
+)
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where the answers go.",
+)
+@click.option(
+    "-e",
+    "--errors",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where the failed lines go  [default: beside the output, as NAME.errors.jsonl]",
+)
+@click.option("--resume", metavar="BATCH", help="Go on with this batch instead of a new one.")
+@click.option(
+    "--endpoint",
+    type=click.Choice(ENDPOINTS),
+    help="The batch's endpoint  [default: the url of the first line]",
+)
+@click.option("--strict", is_flag=True, help="Exit with 1 when any line failed.")
+@click.option("--show", is_flag=True, help="Print the answers as a table.")
+@click.option("--poll-interval", type=float, default=0.5, show_default=True, metavar="SECONDS")
+@options.url(None)
+@options.api_key
+@options.as_json
+@options.config
+@options.setting_flags(_EMBEDDED)
+def run(
+    input_path: Path | None,
+    output: Path,
+    errors: Path | None,
+    resume: str | None,
+    endpoint: str | None,
+    strict: bool,
+    show: bool,
+    poll_interval: float,
+    url: str | None,
+    api_key: str | None,
+    as_json: bool,
+    config: Path | None,
+    **flags: Any,
+) -> None:
+    """Answer a file here or at --url.
+
+    Every line of INPUT.jsonl is answered and the answers are written to the output file.
+
+    With --url (or $TIDEMILL_URL) the server there does it. Without, a server is started here for
+    the length of the run; its settings are those of 'tidemill serve'.
+    """
+    if (input_path is None) == (resume is None):
+        raise click.UsageError("Give an INPUT.jsonl, or --resume BATCH.")
+    if input_path is not None and not input_path.is_file():
+        raise click.UsageError(f"There is no file {input_path}.")
+    if errors is None:
+        errors = output.with_name(f"{output.stem}.errors{output.suffix or '.jsonl'}")
+    with _server(url, api_key, config, flags) as (client, store):
+        began = clock.monotonic()
+        batch_id = resume or _create(client, input_path, endpoint)
+        with _explained(batch_id, output, url, store), batch_bar(not as_json) as update:
+            batch = client.wait_for_batch(batch_id, poll_interval, on_poll=update)
+        seconds = clock.monotonic() - began
+        written = client.save_results(batch, output, errors) if batch["status"] != "failed" else []
+    if errors not in written:
+        errors.unlink(missing_ok=True)  # what an earlier run left there is not this run's
+
+    if as_json:
+        emit({"batch": batch, "written": [str(path) for path in written], "seconds": seconds})
+    else:
+        if show:
+            answers.show(written, answers.order(input_path) if input_path else [])
+        _report(batch, seconds, output, errors, written, store)
+    judge(batch, strict)
+
+
+@contextmanager
+def _server(
+    url: str | None, api_key: str | None, config: Path | None, flags: dict[str, Any]
+) -> Iterator[tuple[TidemillClient, Path | None]]:
+    """A client of the named server, or of one that lives inside this block; and its store."""
+    if url is not None:
+        given = [name for name, value in flags.items() if value is not None]
+        if given:
+            raise click.UsageError(
+                f"'{given[0].replace('_', '-')}' is a setting of the server at {url}; "
+                "it cannot be given together with --url."
+            )
+        with options.client(url, api_key) as client:
+            yield client, None
+        return
+
+    loaded = load(flags, toml=config)
+    store = Path(loaded.settings.storage_path)
+    settings = {
+        name: value for name, value in flags.items() if value is not None and name != "storage_path"
+    }
+    env = dict(os.environ)
+    if config is not None:
+        env["TIDEMILL_CONFIG"] = str(config)
+    process = ServerProcess({**settings, "storage_path": store}, store / "server.log", env)
+    say(f"Starting a server with {loaded.settings.model_name or _engine(loaded.settings)} …")
+    try:
+        base_url = process.start()
+    except StartFailed as exc:
+        code = Exit.USAGE if exc.code == Exit.USAGE else Exit.UNREACHABLE
+        raise Failed(f"{exc} (the server's log is {process.log})", code) from exc
+    try:
+        key = api_key or loaded.settings.api_keys.split(",")[0] or None
+        with TidemillClient(base_url, key, connection_retries=1) as client:
+            yield client, store
+    finally:
+        _stop(process, loaded.settings.drain_seconds)
+
+
+def _engine(settings: Any) -> str:
+    return str(settings.model if settings.engine == "llama" else settings.engine)
+
+
+def _stop(process: ServerProcess, drain_s: float) -> None:
+    try:
+        process.stop(drain_s + 30)
+    except KeyboardInterrupt:
+        process.kill()
+        raise
+
+
+def _create(client: TidemillClient, path: Path | None, endpoint: str | None) -> str:
+    assert path is not None
+    try:
+        file = client.upload_file(path)
+    except ApiError as exc:
+        if exc.problems:
+            problem_table(exc.problems)
+        raise
+    batch = client.create_batch(file["id"], endpoint or _endpoint_of(path))
+    return str(batch["id"])
+
+
+def _endpoint_of(path: Path) -> str:
+    """The url of the first line. A file that is not as it should be is the server's to explain."""
+    splitter = Splitter()
+    with path.open("rb") as file:
+        while piece := file.read(64 * 1024):
+            if texts := splitter.feed(piece):
+                break
+        else:
+            texts = splitter.finish()
+    try:
+        url = json.loads(texts[0].data)["url"]
+        return canonical_endpoint(url) or ENDPOINTS[0]
+    except (IndexError, KeyError, TypeError, ValueError, AttributeError):
+        return ENDPOINTS[0]
+
+
+@contextmanager
+def _explained(batch_id: str, output: Path, url: str | None, store: Path | None) -> Iterator[None]:
+    """On Ctrl-C: what becomes of the batch, and how to go on or to cancel."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        resume = f"tidemill run --resume {batch_id} -o {output}"
+        if store is None:
+            say(f"\nInterrupted. Batch {batch_id} goes on at {url}.")
+            say(f"  watch it:        tidemill batches watch {batch_id} --url {url}")
+            say(f"  get its results: {resume} --url {url}")
+            say(f"  cancel it:       tidemill batches cancel {batch_id} --url {url}")
+        else:
+            say(f"\nInterrupted. Finished lines of {batch_id} are kept in {store}; lines in flight")
+            say("may finish now (Ctrl-C again stops at once).")
+            say(f"  go on:     {resume} --storage-path {store}")
+            say(
+                f"  cancel it: tidemill serve --storage-path {store}, and elsewhere "
+                f"tidemill batches cancel {batch_id}"
+            )
+        raise
+
+
+def _report(
+    batch: dict[str, Any],
+    seconds: float,
+    output: Path,
+    errors: Path,
+    written: list[Path],
+    store: Path | None,
+) -> None:
+    counts, usage = batch["request_counts"], batch.get("usage") or {}
+    done = counts["completed"] + counts["failed"]
+    tokens = usage.get("output_tokens", 0)
+    say(
+        f"{counts['completed']} of {counts['total']} lines answered, {counts['failed']} not, "
+        f"in {seconds:.1f} s: {rate(done, seconds):.1f} lines/s, "
+        f"{rate(tokens, seconds):.0f} tokens/s generated ({tokens} tokens)."
+    )
+    if output in written:
+        say(f"  answers:          {output}")
+    if errors in written:
+        say(f"  failed lines:     {errors}")
+    if store is not None:
+        say(f"  incremental file: {store / 'incremental' / batch['id']}.jsonl")
+        say(f"  server log:       {store / 'server.log'}")

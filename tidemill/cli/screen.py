@@ -1,0 +1,141 @@
+"""What the commands print: exit codes, JSON, tables and the progress bar."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from enum import IntEnum
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from tidemill import clock
+
+
+class Exit(IntEnum):
+    """Exit codes; docs/reference/cli.md explains them."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    INTERNAL = 70
+    INTERRUPTED = 130
+
+
+class Failed(click.ClickException):
+    """The work did not succeed: one sentence and an exit code."""
+
+    def __init__(self, message: str, code: Exit = Exit.FAILED) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def out() -> Console:
+    """Standard output, for what was asked for."""
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def say(message: str) -> None:
+    """A remark on standard error, so that standard output stays clean for pipes."""
+    click.echo(message, err=True)
+
+
+def emit(value: Any) -> None:
+    """JSON for scripts, on standard output."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, right: str = "") -> None:
+    """A table, or one tab-separated line per row where standard output is no terminal.
+
+    ``right`` names the right-aligned columns, comma-separated.
+    """
+    if not sys.stdout.isatty():
+        for row in rows:
+            click.echo("\t".join("" if cell is None else _flat(str(cell)) for cell in row))
+        return
+    grid = Table(box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        grid.add_column(
+            column, overflow="fold", justify="right" if column in right.split(",") else "left"
+        )
+    for row in rows:
+        grid.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+    out().print(grid)
+
+
+def _flat(cell: str) -> str:
+    return cell.replace("\t", " ").replace("\n", " ")
+
+
+def pairs(value: dict[str, Any]) -> None:
+    """One object, a field per line."""
+    table(("field", "value"), [(name, _short(item)) for name, item in value.items()])
+
+
+def _short(item: Any) -> Any:
+    return json.dumps(item, ensure_ascii=False) if isinstance(item, dict | list) else item
+
+
+def problem_table(problems: Sequence[dict[str, Any]]) -> None:
+    """What is wrong with an input file, a problem per row."""
+    table(
+        ("line", "code", "param", "problem"),
+        [(p.get("line"), p["code"], p.get("param"), p["message"]) for p in problems],
+        right="line",
+    )
+
+
+def when(at: int | None) -> str:
+    """Epoch seconds as UTC, to the second."""
+    return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def rate(amount: float, seconds: float) -> float:
+    """Per second; 0 where no time has passed."""
+    return amount / seconds if seconds > 0 else 0.0
+
+
+@contextmanager
+def batch_bar(show: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A progress bar with lines/s and tokens/s; yields what it wants to be told of each poll."""
+    progress = Progress(
+        TextColumn("{task.description:<11}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("lines"),
+        TextColumn("{task.fields[lines]:.1f} lines/s  {task.fields[tokens]:.0f} tokens/s"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True, highlight=False),
+        disable=not show,
+    )
+    line = progress.add_task("waiting", total=None, lines=0.0, tokens=0.0)
+    first: list[tuple[float, int, int]] = []
+
+    def update(batch: dict[str, Any]) -> None:
+        counts = batch["request_counts"]
+        done = counts["completed"] + counts["failed"]
+        tokens = (batch.get("usage") or {}).get("output_tokens", 0)
+        if not first:
+            first.append((clock.monotonic(), done, tokens))
+        began, done_then, tokens_then = first[0]
+        elapsed = clock.monotonic() - began
+        progress.update(
+            line,
+            description=batch["status"],
+            completed=done,
+            total=counts["total"] or None,
+            lines=rate(done - done_then, elapsed),
+            tokens=rate(tokens - tokens_then, elapsed),
+        )
+
+    with progress:
+        yield update

@@ -1,0 +1,263 @@
+"""The client for asyncio: the blocking client's methods, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+
+from tidemill.client import core
+from tidemill.client.core import Call, Flow, Json, Lost, Pause, Reply, Retries
+from tidemill.client.transport import lost, lower, options, request
+
+T = TypeVar("T")
+OnPoll = Callable[[Json], None]
+
+
+class AsyncTidemillClient:
+    """``TidemillClient`` with every method awaited: the same arguments, answers and errors."""
+
+    def __init__(
+        self,
+        base_url: str = "http://127.0.0.1:10900",
+        api_key: str | None = None,
+        timeout: float = 600.0,
+        *,
+        max_retries: int = core.MAX_RETRIES,
+        connection_retries: int = core.MAX_RETRIES,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.root = core.root_url(base_url)
+        self._http = httpx.AsyncClient(**options(self.root, api_key, timeout))
+        self._retries = Retries(max_retries, connection_retries)
+        self._sleep = sleep
+        self._clock = clock
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    # --- files --------------------------------------------------------------------------------
+
+    async def upload_file(
+        self,
+        file: str | Path | bytes,
+        purpose: str = "batch",
+        *,
+        filename: str | None = None,
+        expires_after_s: int | None = None,
+    ) -> Json:
+        """Upload a path (streamed from disk) or bytes. Raises ``ApiError`` with ``problems``."""
+        call = core.upload_call(core.source(file, filename), purpose, expires_after_s)
+        return await self._json(call)
+
+    async def get_file(self, file_id: str) -> Json:
+        """The file object."""
+        return await self._json(Call("GET", core.file_path(file_id)))
+
+    async def list_files(
+        self,
+        *,
+        limit: int | None = None,
+        after: str | None = None,
+        order: str | None = None,
+        purpose: str | None = None,
+    ) -> Json:
+        """One page of files: ``data``, ``has_more``, ``last_id``."""
+        return await self._json(
+            core.page_call("/v1/files", limit=limit, after=after, order=order, purpose=purpose)
+        )
+
+    async def delete_file(self, file_id: str) -> Json:
+        """Delete a file."""
+        return await self._json(Call("DELETE", core.file_path(file_id)))
+
+    async def download_file_content(self, file_id: str) -> bytes:
+        """The bytes of a file, in memory; see ``download_file`` for large ones."""
+        call = Call("GET", core.file_path(file_id, "/content"))
+        return (await self._run(core.send(call, self._retries))).body
+
+    async def download_file(self, file_id: str, path: str | Path) -> Path:
+        """Stream a file to ``path``, which appears when it is whole."""
+        call = Call("GET", core.file_path(file_id, "/content"), sink=Path(path))
+        await self._run(core.send(call, self._retries))
+        return Path(path)
+
+    # --- batches ------------------------------------------------------------------------------
+
+    async def create_batch(
+        self,
+        input_file_id: str,
+        endpoint: str = "/v1/chat/completions",
+        completion_window: str = "24h",
+        max_decoding_length: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        max_context_length: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+        **fields: Any,
+    ) -> Json:
+        """Create a batch. The sampling arguments are defaults for lines that give none."""
+        fields.update(
+            max_decoding_length=max_decoding_length,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            max_context_length=max_context_length,
+            metadata=metadata,
+        )
+        return await self._json(
+            core.create_call(input_file_id, endpoint, completion_window, fields)
+        )
+
+    async def get_batch(self, batch_id: str) -> Json:
+        """The batch as it is now."""
+        return await self._json(Call("GET", core.batch_path(batch_id)))
+
+    async def list_batches(self, *, limit: int | None = None, after: str | None = None) -> Json:
+        """One page of batches, newest first: ``data``, ``has_more``, ``last_id``."""
+        return await self._json(core.page_call("/v1/batches", limit=limit, after=after))
+
+    async def cancel_batch(self, batch_id: str) -> Json:
+        """Begin to cancel. Lines in flight finish and are kept."""
+        return await self._json(Call("POST", core.batch_path(batch_id, "/cancel")))
+
+    async def wait_for_batch(
+        self,
+        batch_id: str,
+        poll_interval: float = 10.0,
+        timeout: float | None = None,
+        *,
+        on_poll: OnPoll | None = None,
+    ) -> Json:
+        """Wait for the batch's end; ``on_poll`` sees every state. Raises ``WaitTimeout``."""
+        return await self._run(
+            core.wait(batch_id, poll_interval, timeout, self._clock, on_poll, self._retries)
+        )
+
+    async def results(
+        self, batch_id: str, *, follow: bool = True, after: str = "0", wait_s: float = 20.0
+    ) -> AsyncIterator[bytes]:
+        """Result rows as they are finished; ``async for``."""
+        last = False
+        while not last:
+            page = await self._run(
+                core.rows_page(batch_id, after, wait_s if follow else 0, self._retries)
+            )
+            for row in page.rows:
+                yield row
+            after, last = page.after, page.last
+
+    async def save_results(
+        self, batch: Json, output_path: str | Path, error_path: str | Path | None = None
+    ) -> list[Path]:
+        """Download the result files of a batch that has ended; returns what was written."""
+        errors = None if error_path is None else Path(error_path)
+        return await self._run(core.save_results(batch, Path(output_path), errors, self._retries))
+
+    async def submit_batch(
+        self,
+        input_file_path: str | Path,
+        output_file_path: str | Path,
+        max_decoding_length: int | None = None,
+        *,
+        endpoint: str = "/v1/chat/completions",
+        completion_window: str = "24h",
+        error_file_path: str | Path | None = None,
+        poll_interval: float = 10.0,
+        timeout: float | None = None,
+        on_poll: OnPoll | None = None,
+        **fields: Any,
+    ) -> Json:
+        """Upload, create, wait and download; returns the batch as it ended.
+
+        Successes go to ``output_file_path``, failed lines to ``error_file_path`` where one is
+        given. A batch that failed as a whole writes nothing: look at its ``errors``.
+        """
+        fields["max_decoding_length"] = max_decoding_length
+
+        def create(file_id: str) -> Call:
+            return core.create_call(file_id, endpoint, completion_window, fields)
+
+        return await self._run(
+            core.submit(
+                core.upload_call(core.source(input_file_path, None), "batch", None),
+                create,
+                Path(output_file_path),
+                None if error_file_path is None else Path(error_file_path),
+                poll_interval,
+                timeout,
+                self._clock,
+                on_poll,
+                self._retries,
+            )
+        )
+
+    # --- the server ---------------------------------------------------------------------------
+
+    async def list_models(self) -> list[Json]:
+        """Models served here."""
+        models: list[Json] = (await self._json(Call("GET", "/v1/models")))["data"]
+        return models
+
+    async def pool_status(self) -> Json:
+        """Load of the intake and scheduling pools."""
+        return await self._json(Call("GET", "/v1/pool/status"))
+
+    async def health_check(self) -> Json:
+        """``{"status": "healthy"}``, or ``unhealthy`` with its reason; only no answer raises."""
+        return await self._run(core.health(self._retries))
+
+    # --- the driver ---------------------------------------------------------------------------
+
+    async def _json(self, call: Call) -> Json:
+        return (await self._run(core.send(call, self._retries))).json()
+
+    async def _run(self, flow: Flow[T]) -> T:
+        answer: Reply | Lost | None = None
+        while True:
+            try:
+                step = flow.send(answer)
+            except StopIteration as stop:
+                value: T = stop.value
+                return value
+            if isinstance(step, Pause):
+                await self._sleep(step.seconds)
+                answer = None
+            else:
+                answer = await self._perform(step)
+
+    async def _perform(self, call: Call) -> Reply | Lost:
+        try:
+            with request(call) as arguments:
+                async with self._http.stream(**arguments) as response:
+                    body = await self._receive(call, response)
+                    return Reply(response.status_code, lower(response.headers), body)
+        except httpx.TransportError as exc:
+            return lost(exc)
+
+    async def _receive(self, call: Call, response: httpx.Response) -> bytes:
+        if call.sink is None or response.is_error:
+            return await response.aread()
+        with core.sink_file(call.sink) as file:
+            async for chunk in response.aiter_bytes():
+                file.write(chunk)
+        return b""
