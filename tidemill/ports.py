@@ -37,6 +37,7 @@ from tidemill.types import (
     SettledBatch,
     Settlement,
     Upload,
+    Usage,
     UpstreamBatch,
     UpstreamFile,
     UsageRow,
@@ -142,13 +143,30 @@ class Inference(Protocol):
         """True when a request for this model can run here."""
 
     async def answer(
-        self, endpoint: str, body: bytes, *, lane: Lane, owner: str, defaults: Any = None
+        self,
+        endpoint: str,
+        body: bytes,
+        *,
+        lane: Lane,
+        owner: str,
+        defaults: Any = None,
+        model: str | None = None,
     ) -> Outcome:
-        """Run one request to its end. ``endpoint`` is canonical; failures are a ``Refusal``."""
+        """Run one request to its end. ``endpoint`` is canonical; failures are a ``Refusal``.
 
-    def stream(self, endpoint: str, body: bytes, *, owner: str) -> AsyncIterator[bytes]:
+        ``model`` (a deployment in the URL) wins over the body's."""
+
+    def stream(
+        self,
+        endpoint: str,
+        body: bytes,
+        *,
+        owner: str,
+        model: str | None = None,
+        booked: Callable[[str, Usage], None] | None = None,
+    ) -> AsyncIterator[bytes]:
         """Server-sent events for a request with ``stream: true``; raises ``TidemillError`` before
-        the first one."""
+        the first one. ``booked`` is told model and usage once, however the stream ends."""
 
 
 # --- storage ----------------------------------------------------------------------------------
