@@ -46,6 +46,14 @@ def message_id() -> str:
     return "msg_" + _random(32)
 
 
+def reasoning_id() -> str:
+    return "rs_" + _random(32)
+
+
+def function_call_id() -> str:
+    return "fc_" + _random(32)
+
+
 def call_id() -> str:
     return "call_" + _random()
 
