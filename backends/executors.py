@@ -1,0 +1,57 @@
+"""What runs a line: here, on this server's engines."""
+
+from __future__ import annotations
+
+import msgspec
+import structlog
+
+from tidemill.backends.inference import LocalInference
+from tidemill.types import Lane, Lease, Outcome, Refusal
+
+log = structlog.get_logger()
+
+
+class _Line(msgspec.Struct):
+    body: msgspec.Raw
+
+
+_line = msgspec.json.Decoder(_Line)
+
+
+class LocalExecutor:
+    """The ``Executor`` over ``LocalInference``: one line is one request in the batch lane."""
+
+    def __init__(self, inference: LocalInference) -> None:
+        self._inference = inference
+
+    @property
+    def capacity(self) -> int:
+        """Lines in flight that keep the engines busy."""
+        return self._inference.capacity
+
+    async def execute(self, lease: Lease) -> Outcome:
+        """The line's answer or why there is none; never raises for the line's own failure."""
+        try:
+            body = bytes(_line.decode(lease.line).body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+            return Refusal(
+                status_code=400, code="invalid_json_line", message=f"Line {lease.no}: {exc}."
+            )
+        try:
+            return await self._inference.answer(
+                lease.endpoint,
+                body,
+                lane=Lane.BATCH,
+                owner=lease.owner,
+                defaults=lease.params,
+            )
+        except Exception:
+            # One line that meets a bug must not stop its batch: it may run again, then it fails.
+            log.exception("line crashed", batch=lease.batch_id, line=lease.no)
+            return Refusal(
+                status_code=500,
+                code="internal_error",
+                message="The server met an unexpected error with this line.",
+                type="server_error",
+                retry=True,
+            )

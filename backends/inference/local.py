@@ -1,0 +1,243 @@
+"""``LocalInference``: one OpenAI-shaped request on this server's replicas."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tidemill import wire
+from tidemill.backends.inference import chat, completions, embeddings, responses, responses_stream
+from tidemill.backends.inference.decoding import decode, missing
+from tidemill.backends.inference.pieces import close, merged, wholes
+from tidemill.backends.inference.plan import NO_PARAMS, Ask
+from tidemill.backends.inference.shapes import event
+from tidemill.errors import (
+    BadRequest,
+    ModelNotFound,
+    NotFound,
+    RequestRefused,
+    TidemillError,
+    refusal,
+)
+from tidemill.ports import Replica
+from tidemill.settings import Settings
+from tidemill.types import (
+    Answer,
+    BatchParams,
+    Generation,
+    Lane,
+    ModelCard,
+    Outcome,
+    Piece,
+    Refusal,
+    Usage,
+)
+
+EMBEDDINGS = "/v1/embeddings"
+
+_COMPLETING: dict[str, Any] = {
+    "/v1/chat/completions": chat,
+    "/v1/completions": completions,
+    "/v1/responses": responses,
+}
+"""Per endpoint the module with ``body_decoder, plan, answer, cost``."""
+
+_STREAMING: dict[str, Any] = {**_COMPLETING, "/v1/responses": responses_stream}
+"""Per endpoint the module with ``stream``."""
+
+Booked = Callable[[str, Usage], None]
+"""Told model and usage once, when a stream ends, however it ends."""
+
+_STREAMED_LINE = Refusal(
+    status_code=400,
+    code="streaming_unsupported",
+    message="A batch line cannot stream; remove 'stream' or set it to false.",
+    param="body.stream",
+)
+
+
+class LocalInference:
+    """The ``Inference`` of this server.
+
+    ``replicas`` are started engines under any keys: each serves the name on its card. A chat
+    engine and an embeddings engine may share a name.
+    """
+
+    def __init__(self, replicas: Mapping[str, Replica], settings: Settings | None = None) -> None:
+        self._replicas = tuple(replicas.values())
+        self._chat = {r.card.id: r for r in self._replicas if r.card.chat}
+        self._embedding = {r.card.id: r for r in self._replicas if r.card.embeddings}
+        self._limit = settings.max_decoding_length if settings is not None else 0
+
+    def cards(self) -> Sequence[ModelCard]:
+        """Models served here, in configured order; one card per name."""
+        cards: dict[str, ModelCard] = {}
+        for replica in self._replicas:
+            name = replica.card.id
+            served = self._chat.get(name, replica).card
+            cards[name] = msgspec.structs.replace(
+                served, chat=name in self._chat, embeddings=name in self._embedding
+            )
+        return tuple(cards.values())
+
+    def knows(self, model: str) -> bool:
+        """True when a request for this model can run here."""
+        return model in self._chat or model in self._embedding
+
+    @property
+    def capacity(self) -> int:
+        """Lines that keep all engines busy: those that run and as many next in line; at least 1."""
+        return max(1, sum(2 * replica.status().slots for replica in self._replicas))
+
+    async def answer(
+        self,
+        endpoint: str,
+        body: bytes,
+        *,
+        lane: Lane,
+        owner: str,
+        defaults: Any = None,
+        model: str | None = None,
+    ) -> Outcome:
+        """Run one request to its end; failures are a ``Refusal``.
+
+        ``model`` wins over the body's. ``stream: true`` is refused: see ``stream``.
+        """
+        try:
+            if endpoint == EMBEDDINGS:
+                return await self._embed(body, lane, owner, model)
+            kind = _kind(endpoint)
+            request = decode(kind.body_decoder, body)
+            if request.stream:
+                return _STREAMED_LINE
+            replica, ask = self._ask(request.model, model, lane, owner, defaults)
+            pieces = await wholes(replica, kind.plan(request, ask))
+            raw, usage = kind.answer(request, ask, pieces)
+        except TidemillError as error:
+            return refusal(error)
+        except RecursionError:
+            return refusal(_too_deep())
+        return Answer(body=raw, usage=usage, model=ask.model)
+
+    async def _embed(self, body: bytes, lane: Lane, owner: str, model: str | None) -> Outcome:
+        request = decode(embeddings.body_decoder, body)
+        replica, ask = self._ask(request.model, model, lane, owner, None, embed=True)
+        embedded = await replica.embed(embeddings.plan(request, ask))
+        raw, usage = embeddings.answer(request, ask, embedded)
+        return Answer(body=raw, usage=usage, model=ask.model)
+
+    async def stream(
+        self,
+        endpoint: str,
+        body: bytes,
+        *,
+        owner: str,
+        model: str | None = None,
+        booked: Booked | None = None,
+    ) -> AsyncIterator[bytes]:
+        """Server-sent events for a request with ``stream: true``.
+
+        Raises ``TidemillError`` before the first event; a later failure is an event of its own.
+        Closing the iterator frees the engine's slots.
+        """
+        kind = _kind(endpoint)
+        request = decode(kind.body_decoder, body)
+        replica, ask = self._ask(request.model, model, Lane.INTERACTIVE, owner, None, stream=True)
+        try:
+            generations = kind.plan(request, ask)
+        except RecursionError as exc:
+            raise _too_deep() from exc
+        ended: dict[int, Piece] = {}
+        seen = [0] * len(generations)
+        pieces = merged(replica, generations)
+        events = _STREAMING[endpoint].stream(request, ask, _counted(pieces, seen), ended)
+        begun = False
+        try:
+            async for one in events:
+                begun = True
+                yield one
+        except TidemillError as error:
+            if not begun:
+                raise
+            yield event(wire.error_object(error))
+        finally:
+            await close(events)
+            await close(pieces)
+            if booked is not None:
+                booked(ask.model, await _cost(replica, generations, seen, kind, request, ended))
+
+    def _ask(
+        self,
+        named: str | None,
+        forced: str | None,
+        lane: Lane,
+        owner: str,
+        defaults: BatchParams | None,
+        *,
+        stream: bool = False,
+        embed: bool = False,
+    ) -> tuple[Replica, Ask]:
+        name = forced or named
+        if not name:
+            raise missing("model")
+        replica = (self._embedding if embed else self._chat).get(name)
+        if replica is None:
+            if not self.knows(name):
+                raise ModelNotFound(
+                    f"The model '{name}' does not exist or is not served here.", param="model"
+                )
+            what = "embeddings" if embed else "completions"
+            raise RequestRefused(
+                f"The model '{name}' does not serve {what}.",
+                param="model",
+                code="unsupported_model",
+            )
+        params = NO_PARAMS if defaults is None else defaults
+        return replica, Ask(name, replica.card, lane, owner, params, self._limit, stream)
+
+
+def _kind(endpoint: str) -> Any:
+    kind = _COMPLETING.get(endpoint)
+    if kind is None:
+        if endpoint == EMBEDDINGS:
+            raise BadRequest("Embeddings are not streamed.", param="stream")
+        raise NotFound(f"Nothing answers at '{endpoint}'.")
+    return kind
+
+
+def _too_deep() -> RequestRefused:
+    return RequestRefused("The body is nested too deeply.", code="invalid_json")
+
+
+async def _counted(
+    pieces: AsyncIterator[tuple[int, Piece]], seen: list[int]
+) -> AsyncIterator[tuple[int, Piece]]:
+    async for index, piece in pieces:
+        seen[index] += 1
+        yield index, piece
+
+
+async def _cost(
+    replica: Replica,
+    generations: Sequence[Generation],
+    seen: Sequence[int],
+    kind: Any,
+    request: Any,
+    ended: dict[int, Piece],
+) -> Usage:
+    """Usage of a stream. Where its reader left early, an answer's tokens are its pieces, and the
+    prompt is counted anew."""
+    if len(ended) == len(generations):
+        usage: Usage = kind.cost(request, ended)
+        return usage
+    open_ones = [index for index in range(len(generations)) if index not in ended]
+    answered = sum(seen[index] for index in open_ones)
+    known = [piece.usage for piece in ended.values() if piece.usage is not None]
+    try:
+        prompt = await replica.count(generations[open_ones[0]])
+    except TidemillError:
+        # The engine is gone, and with it what the prompt had cost.
+        prompt = 0
+    return Usage(input=prompt, output=answered + sum(u.output for u in known))
