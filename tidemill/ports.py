@@ -37,9 +37,9 @@ from tidemill.types import (
     SettledBatch,
     Settlement,
     Upload,
-    Usage,
     UpstreamBatch,
     UpstreamFile,
+    Usage,
     UsageRow,
 )
 
