@@ -34,7 +34,8 @@ def check(
 ) -> None:
     """Check an input file without a server.
 
-    Every problem is shown with its line number. Exit code 1 when there is a problem. Token counts are estimates (bytes / 4).
+    Every problem is shown with its line number, and the exit code is 1. Token counts are
+    estimates (bytes / 4).
     """
     limits = load(
         {"max_batch_file_bytes": max_batch_file_bytes, "max_batch_requests": max_batch_requests},
