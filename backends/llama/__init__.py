@@ -1,1 +1,7 @@
 """The llama.cpp engine: one supervised child process per model."""
+
+from __future__ import annotations
+
+from tidemill.backends.llama.replica import replica
+
+__all__ = ["replica"]

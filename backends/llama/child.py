@@ -1,0 +1,244 @@
+"""The engine process: one model, one thread that computes, one that reads, one that writes.
+
+Started by ``supervisor`` as ``python -m tidemill.backends.llama.child FD`` with one end of a socket
+pair. llama.cpp ends the process on some errors; that is what the process is for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from tidemill.backends.llama import messages as m
+from tidemill.backends.llama.embedder import Embedder, Inputs
+from tidemill.backends.llama.model import Model, silence
+from tidemill.backends.llama.prompt import Template
+from tidemill.backends.llama.requests import Desk
+from tidemill.backends.llama.sampling import Chooser
+from tidemill.backends.llama.stepper import Stepper
+from tidemill.errors import EngineUnavailable, RequestRefused, TidemillError
+from tidemill.scheduler.loop import Gauges, Loop
+from tidemill.types import EngineSpec, Generation, Lane, ModelCard, Piece, Usage
+
+KV_BYTES = 2 << 30
+"""Memory that key-value caches may take where nothing else is configured."""
+LONGEST_DEFAULT = 8192
+LONGEST_EMBEDDING = 2048
+WARNING = 3
+
+
+class Size:
+    """Slots, context and threads for this machine, where the spec leaves them open."""
+
+    def __init__(self, spec: EngineSpec, model: Model) -> None:
+        self.threads = spec.threads or max(1, len(os.sched_getaffinity(0)) - 1)
+        budget = KV_BYTES // max(1, model.kv_bytes_per_token)
+        wanted = spec.context_length or min(model.n_ctx_train or LONGEST_DEFAULT, LONGEST_DEFAULT)
+        context = min(wanted, model.n_ctx_train or wanted)
+        slots = spec.slots or (64 if model.on_gpu else 16)
+        if not spec.slots and spec.context_length:
+            slots = max(1, min(slots, budget // context))
+        elif not spec.context_length:
+            # llama.cpp hands out memory in steps of 256 tokens.
+            context = max(256, min(context, budget // slots // 256 * 256))
+        self.slots, self.context = slots, context
+        self.embedding_context = max(1, min(wanted, model.n_ctx_train or wanted, LONGEST_EMBEDDING))
+
+
+class Outbox:
+    """Events on their way to the server: one message per step, written by a thread of its own.
+
+    The queue is short: when the server does not read, the engine waits for it.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+        self._events: list[m.Event] = []
+        self._gauges = Gauges()
+        self._queue: queue.Queue[m.Report | None] = queue.Queue(maxsize=64)
+        self._thread = threading.Thread(target=self._write, name="writer", daemon=True)
+        self._thread.start()
+
+    def post(self, event: m.Event) -> None:
+        """Add an event to the next message."""
+        with self._lock:
+            self._events.append(event)
+
+    def flush(self, gauges: Gauges | None = None) -> None:
+        """Send what was posted, if anything was or the load changed."""
+        with self._lock:
+            changed = gauges is not None and gauges != self._gauges
+            self._gauges = gauges or self._gauges
+            if not (self._events or changed):
+                return
+            message = m.Events(events=tuple(self._events), gauges=self._gauges)
+            self._events = []
+        self._queue.put(message)
+
+    def send(self, report: m.Report) -> None:
+        """Send a message of its own."""
+        self._queue.put(report)
+
+    def close(self) -> None:
+        """Write what is queued, then stop."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _write(self) -> None:
+        while (report := self._queue.get()) is not None:
+            try:
+                self._sock.sendall(m.frame(report))
+            except OSError:
+                os._exit(0)  # the server is gone, and with it the reason to be
+
+
+class Child:
+    """Answers the server's questions."""
+
+    def __init__(self, load: m.Load, outbox: Outbox) -> None:
+        """Load the model; raises ``EngineUnavailable``."""
+        spec = load.spec
+        self._outbox, self._spec = outbox, spec
+        model = Model(Path(load.path), spec.gpu_layers)
+        template = (
+            Template(model.template, bos=model.bos, eos=model.eos) if model.template else None
+        )
+        size = Size(spec, model)
+        stepper = Stepper(
+            model,
+            slots=size.slots,
+            context=size.context,
+            threads=size.threads,
+            headroom=spec.headroom,
+        )
+        if not spec.embedding:
+            stepper.open()
+        self._embedder = Embedder(model, context=size.embedding_context, threads=size.threads)
+        self._desk = Desk(model, template, context=size.context)
+        self._loop: Loop[Chooser] = Loop(stepper, flush=outbox.flush, errands=self._embedder)
+        card = ModelCard(
+            id=load.name,
+            context_length=size.embedding_context if spec.embedding else size.context,
+            chat=not spec.embedding and template is not None,
+            embeddings=True,
+            tools=not spec.embedding and template is not None and template.tools,
+        )
+        self.ready = m.Ready(card=card, slots=size.slots, embedding_size=model.n_embd)
+
+    def compute(self) -> None:
+        """The engine's thread. Anything that it does not expect ends the process: the supervisor
+        starts another and whoever waited tries again."""
+        try:
+            self._loop.run()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(70)
+
+    def handle(self, question: m.Question) -> None:
+        """Take one question in; its answer comes later, as events."""
+        if isinstance(question, m.Cancel):
+            self._loop.cancel(question.key)
+            self._embedder.cancel(frozenset({question.key}))
+            return
+        assert not isinstance(question, m.Load)
+        try:
+            if isinstance(question, m.Generate):
+                self._generate(question.key, question.generation)
+            elif isinstance(question, m.Embed):
+                self._embed(question)
+            else:
+                tokens = self._desk.count(question.generation)
+                self._outbox.post(m.Counted(key=question.key, tokens=tokens))
+        except TidemillError as exc:
+            self._outbox.post(m.fault(question.key, exc))
+        except Exception:  # noqa: BLE001 - a request must not take the others down with it
+            traceback.print_exc()
+            broken = TidemillError("The engine could not prepare this request.")
+            self._outbox.post(m.fault(question.key, broken))
+        self._outbox.flush()
+
+    def _generate(self, key: int, generation: Generation) -> None:
+        if self._spec.embedding:
+            raise RequestRefused(
+                f"The model '{generation.model}' makes embeddings only.", param="model"
+            )
+        ticket = self._desk.ticket(key, generation, self._sender(key))
+        if ticket is not None:
+            self._loop.submit(ticket)
+
+    def _sender(self, key: int) -> Callable[[Piece | TidemillError], None]:
+        def send(what: Piece | TidemillError) -> None:
+            self._outbox.post(
+                m.Progress(key=key, piece=what)
+                if isinstance(what, Piece)
+                else m.fault(key, what)
+            )
+
+        return send
+
+    def _embed(self, question: m.Embed) -> None:
+        key = question.key
+        tokens = self._desk.inputs(question.inputs, self._embedder.context)
+        usage = Usage(input=sum(map(len, tokens)))
+
+        def done(result: list[bytes] | TidemillError) -> None:
+            self._outbox.post(
+                m.fault(key, result)
+                if isinstance(result, TidemillError)
+                else m.Vectors(key=key, vectors=tuple(result), usage=usage)
+            )
+
+        lane = Lane.INTERACTIVE if question.interactive else Lane.BATCH
+        self._embedder.submit(Inputs(key=key, lane=lane, tokens=tokens, done=done))
+        self._loop.wake()
+
+
+def die_with_parent(parent: int) -> None:
+    """On Linux, be killed when the server dies, however it dies. Elsewhere the end of the socket's
+    stream does it, at the next read."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died before the call
+            os._exit(0)
+
+
+def main() -> None:
+    """Entry point of the process: ``argv`` holds the socket's descriptor and the server's pid."""
+    die_with_parent(int(sys.argv[2]))
+    # Ctrl-C and a service manager's SIGTERM reach the whole process group; the server drains first
+    # and then ends this process itself.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    log = silence(WARNING)
+    outbox = Outbox(sock)
+    body = m.read_frame(sock)
+    load = m.question(body) if body is not None else None
+    if not isinstance(load, m.Load):
+        return
+    try:
+        child = Child(load, outbox)
+    except EngineUnavailable as exc:
+        outbox.send(m.Unfit(message=exc.message))
+        outbox.close()
+        return
+    outbox.send(child.ready)
+    threading.Thread(target=child.compute, name="engine", daemon=True).start()
+    while (body := m.read_frame(sock)) is not None:
+        child.handle(m.question(body))
+    del log
+    os._exit(0)  # no farewell to threads that may be deep in a computation
+
+
+if __name__ == "__main__":
+    main()

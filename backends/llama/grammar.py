@@ -1,0 +1,122 @@
+"""JSON schema to a grammar, and the grammar of one sequence while it generates."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from llama_cpp import llama_cpp as C
+from llama_cpp.llama_grammar import json_schema_to_gbnf
+from numpy.typing import NDArray
+
+from tidemill.backends.llama.model import Model
+from tidemill.errors import RequestRefused
+
+CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+"""``llama_token_data``, as an array of it lies in memory."""
+
+# What the grammar could not hold the model to. Silence would promise a match that is not kept.
+_UNKEPT = (
+    "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "uniqueItems",
+    "not", "if", "then", "else", "patternProperties", "propertyNames", "minProperties",
+    "maxProperties", "dependentRequired", "dependentSchemas", "contains", "unevaluatedProperties",
+)  # fmt: skip
+# JSON allows no raw control character in a string, the converter's own rule does.
+_CHAR = (
+    r'char ::= [^"\\\x00-\x1F\x7F] | "\\" (["\\/bfnrt] | '
+    r'"u" [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F])'
+)
+
+
+def from_schema(schema: dict[str, Any], *, begin: str = "", end: str = "", param: str) -> str:
+    """A GBNF grammar for JSON that matches ``schema`` (``{}``: any object), between two literals.
+
+    Raises ``RequestRefused`` naming ``param`` for a schema that is broken, fetches from elsewhere,
+    or asks for what a grammar cannot enforce.
+    """
+    for key, value in _keywords(schema):
+        if key == "$ref" and not (isinstance(value, str) and value.startswith("#/")):
+            raise _bad(param, f"$ref {value!r} is not within the schema (#/...)")
+        if key in _UNKEPT:
+            raise _bad(param, f"the keyword '{key}' is not supported")
+    try:
+        gbnf = json_schema_to_gbnf(json.dumps(schema or {"type": "object"}))
+    except RecursionError as exc:
+        raise _bad(param, "it is nested too deeply") from exc
+    except (AssertionError, ValueError, KeyError, TypeError, AttributeError, IndexError) as exc:
+        raise _bad(param, str(exc).strip().split("\n")[0] or type(exc).__name__) from exc
+    lines = [_CHAR if line.startswith("char ::=") else line for line in gbnf.splitlines()]
+    if not (begin or end):
+        return "\n".join(lines)
+    lines = ["answer" + line[4:] if line.startswith("root ::=") else line for line in lines]
+    return "\n".join([f"root ::= {json.dumps(begin)} answer {json.dumps(end)}", *lines])
+
+
+def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
+    """Schema keywords with their values, without a recursion that the input could exhaust."""
+    stack = [schema]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, list):
+            stack.extend(node)
+        elif isinstance(node, dict):
+            for key, value in node.items():
+                if key in ("const", "enum", "default", "examples", "example"):
+                    continue
+                if key in ("properties", "$defs", "definitions") and isinstance(value, dict):
+                    stack.extend(value.values())  # its keys are names, not keywords
+                    continue
+                yield key, value
+                stack.append(value)
+
+
+def _bad(param: str, reason: str) -> RequestRefused:
+    return RequestRefused(
+        f"The JSON schema cannot be used: {reason.rstrip('.')}.", param=param, code="invalid_schema"
+    )
+
+
+class Grammar:
+    """A grammar and how far one sequence has come in it."""
+
+    def __init__(self, model: Model, gbnf: str, *, param: str) -> None:
+        """Raises ``RequestRefused`` when llama.cpp does not take the grammar."""
+        self._sampler = C.llama_sampler_init_grammar(model.vocab, gbnf.encode(), b"root")
+        if not self._sampler:
+            raise _bad(param, "its grammar is too large or left-recursive")
+
+    def allow(self, candidates: NDArray[np.void]) -> None:
+        """Set the logit of every candidate that may not come next to minus infinity."""
+        apply(self._sampler, candidates)
+
+    def allows(self, token: int) -> bool:
+        """Whether one token may come next."""
+        one = np.array([(token, 0.0, 0.0)], dtype=CANDIDATE)
+        self.allow(one)
+        return bool(np.isfinite(one["logit"][0]))
+
+    def accept(self, token: int) -> None:
+        """Advance by a token that ``allows`` said yes to; any other aborts the process."""
+        C.llama_sampler_accept(self._sampler, token)
+
+    def close(self) -> None:
+        """Free it."""
+        C.llama_sampler_free(self._sampler)
+
+
+def apply(sampler: Any, candidates: NDArray[np.void]) -> int:
+    """Run a sampler over candidates in place; returns the index that it selected, or -1.
+
+    Samplers may sort and shorten the array; the index is one into what is left at its front.
+    """
+    array = C.llama_token_data_array(
+        data=ctypes.cast(candidates.ctypes.data, C.llama_token_data_p),
+        size=len(candidates),
+        selected=-1,
+        sorted=False,
+    )
+    C.llama_sampler_apply(sampler, ctypes.byref(array))
+    return int(array.selected)

@@ -1,0 +1,136 @@
+"""A loaded GGUF: weights, vocabulary, facts from its header. Shared by all contexts on it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from llama_cpp import llama_cpp as C
+
+from tidemill.errors import EngineUnavailable
+
+# Control tokens are no text, except those that a template uses to mark a part of the answer.
+MARKERS = frozenset(
+    {b"<think>", b"</think>", b"<tool_call>", b"</tool_call>", b"[TOOL_CALLS]", b"<|python_tag|>"}
+)
+
+
+class Model:
+    """Weights and vocabulary. Tokenising is safe from any thread; the rest is read-only."""
+
+    def __init__(self, path: Path, gpu_layers: int) -> None:
+        """Load; raises ``EngineUnavailable`` when llama.cpp refuses the file."""
+        C.llama_backend_init()
+        params = C.llama_model_default_params()
+        self.on_gpu = bool(C.llama_supports_gpu_offload()) and gpu_layers != 0
+        # llama.cpp counts the output layer too; any number above the model's own means all.
+        params.n_gpu_layers = 10_000 if gpu_layers < 0 else gpu_layers
+        self.handle = C.llama_model_load_from_file(os.fsencode(path), params)
+        if not self.handle:
+            raise EngineUnavailable(f"llama.cpp cannot load the model {path}.")
+        self.vocab = C.llama_model_get_vocab(self.handle)
+        self.n_vocab = int(C.llama_vocab_n_tokens(self.vocab))
+        self.n_embd = int(C.llama_model_n_embd_out(self.handle))
+        self.n_ctx_train = int(C.llama_model_n_ctx_train(self.handle))
+        self.template = self._template()
+        self.bos = self._text_of(C.llama_vocab_bos(self.vocab))
+        self.eos = self._text_of(C.llama_vocab_eos(self.vocab))
+        self._pieces: dict[int, bytes] = {}
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Memory for one token of one sequence: keys and values of all layers, 16 bits each."""
+        heads = max(1, int(C.llama_model_n_head(self.handle)))
+        kv_heads = int(C.llama_model_n_head_kv(self.handle))
+        width = int(C.llama_model_n_embd(self.handle)) // heads
+        arch = self.meta("general.architecture") or ""
+        key = int(self.meta(f"{arch}.attention.key_length") or width)
+        value = int(self.meta(f"{arch}.attention.value_length") or width)
+        return int(C.llama_model_n_layer(self.handle)) * kv_heads * (key + value) * 2
+
+    def meta(self, key: str) -> str | None:
+        """A scalar of the GGUF's header as text; None when absent."""
+        size = 1 << 12
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            n = C.llama_model_meta_val_str(self.handle, key.encode(), buffer, size)
+            if n < 0:
+                return None
+            if n < size:
+                return buffer.value.decode("utf-8", "replace")
+            size = n + 1
+
+    def tokenize(self, text: str, *, special: bool, parse: bool) -> list[int]:
+        """Tokens of ``text``. ``special``: add what the model wants around an input; ``parse``:
+        control tokens written as text become tokens."""
+        data = text.encode("utf-8", "replace")
+        room = len(data) + 8
+        while True:
+            tokens = (C.llama_token * room)()
+            n = C.llama_tokenize(self.vocab, data, len(data), tokens, room, special, parse)
+            if n >= 0:
+                return list(tokens[:n])
+            room = -n
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token adds to an answer."""
+        known = self._pieces.get(token)
+        if known is None:
+            known = self._render(token, special=True)
+            if C.llama_vocab_is_control(self.vocab, token) and known not in MARKERS:
+                known = b""
+            self._pieces[token] = known
+        return known
+
+    def detokenize(self, tokens: list[int]) -> str:
+        """Text of a prompt that came as tokens; control tokens are written out."""
+        return b"".join(self._render(t, special=True) for t in tokens).decode("utf-8", "replace")
+
+    def is_end(self, token: int) -> bool:
+        """True for a token that ends a generation."""
+        return bool(C.llama_vocab_is_eog(self.vocab, token))
+
+    def close(self) -> None:
+        """Free the weights; every context on them must be closed before."""
+        C.llama_model_free(self.handle)
+
+    def _render(self, token: int, *, special: bool) -> bytes:
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            n = int(C.llama_token_to_piece(self.vocab, token, buffer, size, 0, special))
+            if n >= 0:
+                return buffer.raw[:n]
+            size = -n
+
+    def _text_of(self, token: int) -> str:
+        if token < 0:
+            return ""
+        return self._render(token, special=True).decode("utf-8", "replace")
+
+    def _template(self) -> str | None:
+        raw: Any = C.llama_model_chat_template(self.handle, None)
+        return raw.decode("utf-8", "replace") if raw else None
+
+
+def silence(level: int) -> Any:
+    """Send llama.cpp's log lines of ``level`` and worse (3 = warning, 4 = error) to standard error.
+
+    Returns the callback, which must be kept alive.
+    """
+    ggml_continue = 5
+    last = [0]
+
+    @C.llama_log_callback  # type: ignore[untyped-decorator]
+    def log(severity: int, text: bytes, _: object) -> None:
+        if severity != ggml_continue:
+            last[0] = severity
+        if last[0] >= level:
+            sys.stderr.write(text.decode("utf-8", "replace"))
+            sys.stderr.flush()
+
+    C.llama_log_set(log, ctypes.c_void_p(0))
+    return log
