@@ -1,1 +1,8 @@
 """The store: files, batches, lines, keys, ledger and facts in SQLite."""
+
+from __future__ import annotations
+
+from tidemill.storage.migrations import migrate, pending
+from tidemill.storage.sqlite import SqliteStore, open_store
+
+__all__ = ["SqliteStore", "migrate", "open_store", "pending"]

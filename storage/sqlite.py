@@ -1,0 +1,98 @@
+"""The store on SQLite, put together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from sqlite3 import Connection
+
+import anyio.to_thread
+
+from tidemill import clock as wall
+from tidemill.ports import Clock
+from tidemill.storage import chunks
+from tidemill.storage.batches import SqliteBatches
+from tidemill.storage.files import SqliteFiles
+from tidemill.storage.incremental import Incremental
+from tidemill.storage.lines import SqliteLines
+from tidemill.storage.lock import StoreLock
+from tidemill.storage.migrations import migrate_locked
+from tidemill.storage.queries import load
+from tidemill.storage.readers import Readers
+from tidemill.storage.tables import SqliteFacts, SqliteKeys, SqliteLedger
+from tidemill.storage.writer import Writer
+
+_Q = load("lines")
+
+
+class SqliteStore:
+    """``ports.Store`` in one folder: ``tidemill.db``, ``tidemill.lock`` and ``incremental/``."""
+
+    files: SqliteFiles
+    batches: SqliteBatches
+    lines: SqliteLines
+    keys: SqliteKeys
+    ledger: SqliteLedger
+    facts: SqliteFacts
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self._path = path
+        self._lock = StoreLock(path)
+        self._readers = Readers(path)
+        self._incremental = Incremental(path, self._stream)
+        self._writer = Writer(path, clock, self._incremental.follow)
+        self.files = SqliteFiles(self._writer, self._readers, clock)
+        self.batches = SqliteBatches(self._writer, self._readers, self._incremental.ensure)
+        self.lines = SqliteLines(self._writer, self._readers)
+        self.keys = SqliteKeys(self._writer, self._readers)
+        self.ledger = SqliteLedger(self._writer, self._readers)
+        self.facts = SqliteFacts(self._writer, self._readers, clock)
+
+    async def start(self) -> None:
+        """Take the store, migrate it, and make good what a dead process left half done.
+
+        Drafts are swept, lines in flight go back to queued, incremental files are completed.
+        Raises ``StoreBusy`` while another server has the path, ``StoreTooNew`` when a newer version
+        wrote it.
+        """
+        self._lock.take()
+        try:
+            await anyio.to_thread.run_sync(migrate_locked, self._path)
+            self._writer.start()
+            await self.files.sweep_drafts()
+            await self.facts.sweep()
+            await self.lines.reclaim(None)
+            await anyio.to_thread.run_sync(self._rebuild)
+        except BaseException:
+            self._stop()
+            raise
+
+    async def close(self) -> None:
+        """Finish what is queued and let go of the path; harmless when repeated."""
+        await anyio.to_thread.run_sync(self._stop)
+
+    def healthy(self) -> str | None:
+        """None, or the reason why the store cannot be written."""
+        return self._writer.healthy() or self._incremental.failure
+
+    def _stop(self) -> None:
+        self._writer.stop()
+        self._readers.close()
+        self._incremental.close()
+        self._lock.release()
+
+    def _rebuild(self) -> None:
+        for stream in self._readers.run_here(lambda conn: conn.execute(_Q["streams"]).fetchall()):
+            self._incremental.complete(stream["id"], stream["kind"], stream["bytes"])
+        self._incremental.close()
+
+    def _stream(self, batch_id: str, kind: str, start: int, stop: int) -> bytes:
+        def read(conn: Connection) -> bytes:
+            seq = conn.execute(_Q["seq_of"], {"id": batch_id}).fetchone()["seq"]
+            return chunks.of_rows(conn, seq, kind, start, stop, stop - start)
+
+        return self._readers.run_here(read)
+
+
+def open_store(path: Path, *, clock: Clock = wall.now_f) -> SqliteStore:
+    """The store of a storage path, not yet started. ``clock`` gives epoch seconds."""
+    return SqliteStore(path, clock)
