@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Generic, Literal, Protocol, TypeVar
 
 import msgspec
@@ -144,8 +144,19 @@ class Gauges(msgspec.Struct, frozen=True, kw_only=True):
 class _Sequence(Generic[C]):
     """A ticket on its way. ``tokens`` is prompt and answer; the first ``done`` are computed."""
 
-    __slots__ = ("answer", "chooser", "done", "key", "lane", "limit", "order", "parked", "prompt_len",
-                 "seq", "tokens")
+    __slots__ = (
+        "answer",
+        "chooser",
+        "done",
+        "key",
+        "lane",
+        "limit",
+        "order",
+        "parked",
+        "prompt_len",
+        "seq",
+        "tokens",
+    )
 
     def __init__(self, ticket: Ticket[C], order: int) -> None:
         self.key, self.lane, self.order = ticket.key, ticket.lane, order
@@ -159,14 +170,21 @@ class _Sequence(Generic[C]):
         left = len(self.tokens) - self.done
         decoding = left == 1 and len(self.tokens) > self.prompt_len
         return Candidate(
-            key=self.key, lane=self.lane, order=self.order, left=left, decoding=decoding,
+            key=self.key,
+            lane=self.lane,
+            order=self.order,
+            left=left,
+            decoding=decoding,
             seq=self.seq,
         )
 
     def chunk(self, seq: int, count: int) -> Chunk[C]:
         upto = self.done + count
         return Chunk(
-            key=self.key, seq=seq, start=self.done, tokens=self.tokens[self.done : upto],
+            key=self.key,
+            seq=seq,
+            start=self.done,
+            tokens=self.tokens[self.done : upto],
             chooser=self.chooser if upto == len(self.tokens) else None,
         )
 
@@ -292,7 +310,7 @@ class Loop(Generic[C]):
         for sequence in [s for s in self._waiting if s.key in keys]:
             self._retire(sequence)
 
-    def _candidates(self) -> Iterable[Candidate]:
+    def _candidates(self) -> list[Candidate]:
         # The list is sorted, so that no more than this many of it can enter in one step.
         waiting = [] if self._full else self._waiting[: self._engine.limits.slots]
         return [s.candidate() for s in (*self._live.values(), *waiting)]
@@ -300,7 +318,9 @@ class Loop(Generic[C]):
     def _prepare(self, step: StepPlan) -> list[Chunk[C]]:
         for key in step.displace:
             self._displace(self._live[key])
-        entering = {s.key: s for s in self._waiting[: self._engine.limits.slots + len(step.displace)]}
+        entering = {
+            s.key: s for s in self._waiting[: self._engine.limits.slots + len(step.displace)]
+        }
         for admission in step.admit:
             sequence = entering[admission.key]
             self._waiting.remove(sequence)

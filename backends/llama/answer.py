@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tidemill.backends.llama.sampling import Chooser
 from tidemill.backends.llama.stops import StopBuffer, find, held
-from tidemill.backends.llama.tools import Format, parse
+from tidemill.backends.llama.tools import Call, Format, parse
 from tidemill.errors import TidemillError
 from tidemill.scheduler.loop import Sampled
 from tidemill.types import FinishReason, Piece, TokenLogprob, Usage
@@ -105,16 +105,14 @@ class Answer:
         """No more tokens: send what is left, with the reason and the usage."""
         self._put(self._buffer.end(), final=True)
         self._release()
-        calls = ()
+        calls: tuple[Call, ...] = ()
         if self._markup is not None and self._calls is not None and self._markup.called:
             calls = parse(self._calls, self._markup.called)
             if not calls:  # not a call after all, or one cut by the limit: it stays text
                 self._content.append(self._markup.called)
         self._emit(
             finish="tool_calls" if calls else reason,
-            usage=Usage(
-                input=self._prompt_tokens, output=self._tokens, reasoning=self._reasoned
-            ),
+            usage=Usage(input=self._prompt_tokens, output=self._tokens, reasoning=self._reasoned),
             tool_calls=calls,
         )
 
@@ -150,14 +148,18 @@ class Answer:
         self,
         finish: FinishReason | None = None,
         usage: Usage | None = None,
-        tool_calls: tuple[dict[str, object], ...] = (),
+        tool_calls: tuple[Call, ...] = (),
     ) -> None:
         text, reasoning = "".join(self._content), "".join(self._reasoning)
         if finish is None and not (text or reasoning or self._ready):
             return
         piece = Piece(
-            text=text, reasoning=reasoning, logprobs=tuple(self._ready), finish=finish,
-            usage=usage, tool_calls=tool_calls,
+            text=text,
+            reasoning=reasoning,
+            logprobs=tuple(self._ready),
+            finish=finish,
+            usage=usage,
+            tool_calls=tool_calls,
         )
         self._content, self._reasoning, self._ready = [], [], []
         self._send(piece)

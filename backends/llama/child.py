@@ -28,8 +28,9 @@ from tidemill.errors import EngineUnavailable, RequestRefused, TidemillError
 from tidemill.scheduler.loop import Gauges, Loop
 from tidemill.types import EngineSpec, Generation, Lane, ModelCard, Piece, Usage
 
-KV_BYTES = 2 << 30
-"""Memory that key-value caches may take where nothing else is configured."""
+KV_BYTES = 1 << 30
+"""Memory that key-value caches may take where nothing else is configured, a quarter of the
+machine's at most. It is written at the start, which takes a second or two for each gigabyte."""
 LONGEST_DEFAULT = 8192
 LONGEST_EMBEDDING = 2048
 WARNING = 3
@@ -40,7 +41,8 @@ class Size:
 
     def __init__(self, spec: EngineSpec, model: Model) -> None:
         self.threads = spec.threads or max(1, len(os.sched_getaffinity(0)) - 1)
-        budget = KV_BYTES // max(1, model.kv_bytes_per_token)
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        budget = min(KV_BYTES, memory // 4) // max(1, model.kv_bytes_per_token)
         wanted = spec.context_length or min(model.n_ctx_train or LONGEST_DEFAULT, LONGEST_DEFAULT)
         context = min(wanted, model.n_ctx_train or wanted)
         slots = spec.slots or (64 if model.on_gpu else 16)
@@ -139,7 +141,7 @@ class Child:
         starts another and whoever waited tries again."""
         try:
             self._loop.run()
-        except BaseException:
+        finally:  # it runs for as long as the process does
             traceback.print_exc()
             os._exit(70)
 
@@ -178,9 +180,7 @@ class Child:
     def _sender(self, key: int) -> Callable[[Piece | TidemillError], None]:
         def send(what: Piece | TidemillError) -> None:
             self._outbox.post(
-                m.Progress(key=key, piece=what)
-                if isinstance(what, Piece)
-                else m.fault(key, what)
+                m.Progress(key=key, piece=what) if isinstance(what, Piece) else m.fault(key, what)
             )
 
         return send

@@ -6,8 +6,7 @@ import array
 import asyncio
 import itertools
 import sys
-from collections.abc import AsyncIterator
-
+from collections.abc import AsyncIterator, Callable
 
 from tidemill.backends.llama import messages as m
 from tidemill.backends.llama import weights
@@ -25,8 +24,12 @@ from tidemill.types import (
     ReplicaStatus,
 )
 
-MOST_IN_FLIGHT = 16_384
+MOST_IN_HAND = 16_384
 """Requests that one replica holds; more are told to come again."""
+
+
+class Inbox(asyncio.Queue[m.Event | TidemillError]):
+    """What the engine, or its death, has to say about one question."""
 
 
 class LlamaReplica:
@@ -38,7 +41,8 @@ class LlamaReplica:
         self._card = ModelCard(id=self._name, chat=not spec.embedding, embeddings=True)
         self._supervisor: Supervisor | None = None
         self._keys = itertools.count(1)
-        self._inboxes: dict[int, asyncio.Queue[m.Event | TidemillError]] = {}
+        self._in_hand = 0
+        self._inboxes: dict[int, Inbox] = {}
         self._gauges = Gauges()
         self._before = Gauges()
         """Totals of the processes that died."""
@@ -72,55 +76,38 @@ class LlamaReplica:
 
     async def generate(self, generation: Generation) -> AsyncIterator[Piece]:
         """Pieces of one answer; see ``tidemill.ports.Replica``."""
-        key, inbox = self._enter()
-        finished = False
+        key, inbox = await self._ask(lambda key: m.Generate(key=key, generation=generation))
+        over = False
         try:
-            await self._ask(m.Generate(key=key, generation=generation))
-            while not finished:
-                event = await self._answer(inbox)
-                assert isinstance(event, m.Progress)
-                finished = event.piece.finish is not None
-                yield event.piece
-        except TidemillError:
-            finished = True  # the engine knows
-            raise
+            while not over:
+                event = await inbox.get()
+                over = not isinstance(event, m.Progress) or event.piece.finish is not None
+                yield _progress(event)
         finally:
-            self._leave(key, cancel=not finished)
+            self._leave(key, cancel=not over)
 
     async def embed(self, embedding: Embedding) -> Embedded:
         """Vectors for all inputs, in order, each of length one."""
-        key, inbox = self._enter()
-        try:
-            size = self._ready().embedding_size
-            if embedding.dimensions not in (None, size):
-                raise RequestRefused(
-                    f"The model '{embedding.model}' makes vectors of {size} dimensions only.",
-                    param="dimensions",
-                    code="unsupported_value",
-                )
-            await self._ask(
-                m.Embed(
-                    key=key,
-                    inputs=embedding.inputs,
-                    interactive=embedding.lane is Lane.INTERACTIVE,
-                )
+        ready = self._supervisor.ready if self._supervisor is not None else None
+        if ready is not None and embedding.dimensions not in (None, ready.embedding_size):
+            raise RequestRefused(
+                f"The model '{embedding.model}' makes vectors of {ready.embedding_size} "
+                "dimensions only.",
+                param="dimensions",
+                code="unsupported_value",
             )
-            event = await self._answer(inbox)
-            assert isinstance(event, m.Vectors)
-        finally:
-            self._leave(key, cancel=inbox.empty())
+        interactive = embedding.lane is Lane.INTERACTIVE
+        event = await self._answer(
+            lambda key: m.Embed(key=key, inputs=embedding.inputs, interactive=interactive)
+        )
+        assert isinstance(event, m.Vectors)
         return Embedded(vectors=tuple(_floats(v) for v in event.vectors), usage=event.usage)
 
     async def count(self, generation: Generation) -> int:
         """Prompt tokens of a request, template included."""
-        key, inbox = self._enter()
-        try:
-            await self._ask(m.Count(key=key, generation=generation))
-            event = await self._answer(inbox)
-            assert isinstance(event, m.Counted)
-            return event.tokens
-        finally:
-            self._leave(key, cancel=False)
+        event = await self._answer(lambda key: m.Count(key=key, generation=generation))
+        assert isinstance(event, m.Counted)
+        return event.tokens
 
     def status(self) -> ReplicaStatus:
         """Health and load, without waiting: the load is what the engine said after its last
@@ -133,7 +120,7 @@ class LlamaReplica:
             healthy=reason is None,
             reason=reason,
             active=g.active,
-            waiting=max(0, len(self._inboxes) - g.active - g.parked),
+            waiting=max(0, self._in_hand - g.active - g.parked),
             slots=ready.slots if ready is not None else 0,
             restarts=supervisor.restarts if supervisor is not None else 0,
             parked=g.parked,
@@ -141,53 +128,57 @@ class LlamaReplica:
             tokens_prefilled=before.tokens_prefilled + g.tokens_prefilled,
         )
 
-    def _enter(self) -> tuple[int, asyncio.Queue[m.Event | TidemillError]]:
-        if len(self._inboxes) >= MOST_IN_FLIGHT:
-            raise AtCapacity(
-                f"The engine of '{self._name}' has {len(self._inboxes)} requests in hand.",
-                retry_after_s=5,
-            )
-        key = next(self._keys)
-        inbox: asyncio.Queue[m.Event | TidemillError] = asyncio.Queue()
-        self._inboxes[key] = inbox
-        return key, inbox
+    async def _answer(self, question: Callable[[int], m.Question]) -> m.Event | TidemillError:
+        """Ask what has one answer."""
+        key, inbox = await self._ask(question)
+        over = False
+        try:
+            event = await inbox.get()
+            over = True
+        finally:
+            self._leave(key, cancel=not over)
+        _raise(event)
+        return event
 
-    def _leave(self, key: int, *, cancel: bool) -> None:
-        self._inboxes.pop(key, None)
-        if cancel and self._supervisor is not None:
-            self._supervisor.tell(m.Cancel(key=key))
-
-    async def _ask(self, question: m.Question) -> None:
+    async def _ask(self, question: Callable[[int], m.Question]) -> tuple[int, Inbox]:
+        """Send a question once there is a process for it; returns where the answer comes."""
         if self._supervisor is None:
             raise EngineUnavailable("The engine was not started.")
+        if self._in_hand >= MOST_IN_HAND:
+            raise AtCapacity(
+                f"The engine of '{self._name}' has {self._in_hand} requests in hand.",
+                retry_after_s=5,
+            )
+        key, inbox = next(self._keys), Inbox()
         try:
-            await self._supervisor.send(question)
+            frame = m.frame(question(key))
         except (OverflowError, RecursionError, TypeError, ValueError) as exc:
             # Numbers beyond 64 bits, lone surrogates, a nesting without end.
             raise RequestRefused(f"The request cannot be passed on to the engine: {exc}.") from exc
+        self._in_hand += 1
+        try:
+            await self._supervisor.available()
+            # From here to the write nothing is awaited: a death in between would go unnoticed.
+            self._inboxes[key] = inbox
+            await self._supervisor.send(frame)
+        except BaseException:
+            self._leave(key, cancel=True)
+            raise
+        return key, inbox
 
-    async def _answer(self, inbox: asyncio.Queue[m.Event | TidemillError]) -> m.Event:
-        event = await inbox.get()
-        if isinstance(event, TidemillError):
-            raise event
-        if isinstance(event, m.Fault):
-            raise m.error(event)
-        return event
-
-    def _ready(self) -> m.Ready:
-        ready = self._supervisor.ready if self._supervisor is not None else None
-        if ready is None:
-            raise EngineUnavailable("The engine was not started.")
-        return ready
+    def _leave(self, key: int, *, cancel: bool) -> None:
+        self._in_hand -= 1
+        asked = self._inboxes.pop(key, None) is not None
+        if asked and cancel and self._supervisor is not None:
+            self._supervisor.tell(m.Cancel(key=key))
 
     def _route(self, report: m.Report) -> None:
         if not isinstance(report, m.Events):
             return
         self._gauges = report.gauges
         for event in report.events:
-            if isinstance(event, m.Progress) and event.piece.finish is None:
-                pass
-            elif self._supervisor is not None:
+            finished = isinstance(event, m.Progress) and event.piece.finish is not None
+            if self._supervisor is not None and (finished or isinstance(event, m.Vectors)):
                 self._supervisor.deaths.clear()
             if event.key in self._inboxes:
                 self._inboxes[event.key].put_nowait(event)
@@ -199,9 +190,22 @@ class LlamaReplica:
             tokens_prefilled=self._before.tokens_prefilled + self._gauges.tokens_prefilled,
         )
         self._gauges = Gauges()
-        lost = EngineLost(f"The engine of '{self._name}' was lost: {reason.rstrip('.')}.")
+        message = f"The engine of '{self._name}' was lost: {reason.rstrip('.')}."
         for inbox in self._inboxes.values():
-            inbox.put_nowait(lost)
+            inbox.put_nowait(EngineLost(message))
+
+
+def _progress(event: m.Event | TidemillError) -> Piece:
+    _raise(event)
+    assert isinstance(event, m.Progress)
+    return event.piece
+
+
+def _raise(event: m.Event | TidemillError) -> None:
+    if isinstance(event, TidemillError):
+        raise event
+    if isinstance(event, m.Fault):
+        raise m.error(event)
 
 
 def _floats(data: bytes) -> tuple[float, ...]:
@@ -214,5 +218,3 @@ def _floats(data: bytes) -> tuple[float, ...]:
 def replica(spec: EngineSpec) -> LlamaReplica:
     """A replica for ``spec``: the entry point ``llama`` of ``tidemill.engines``."""
     return LlamaReplica(spec)
-
-

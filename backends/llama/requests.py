@@ -36,9 +36,7 @@ class Desk:
             send(Piece(text=echo, finish="length", usage=Usage(input=len(prompt))))
             return None
         _check(g.sampling, self._model.n_vocab)
-        chooser = Chooser(
-            self._model, g.sampling, grammar=self._grammar(g), logprobs=g.logprobs
-        )
+        chooser = Chooser(self._model, g.sampling, grammar=self._grammar(g), logprobs=g.logprobs)
         answer = Answer(
             send,
             chooser=chooser,

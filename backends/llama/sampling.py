@@ -90,7 +90,8 @@ def _allowed(
 ) -> NDArray[np.void]:
     candidates = _candidates(logits, ids)
     grammar.allow(candidates)
-    return candidates[np.isfinite(candidates["logit"])]
+    allowed: NDArray[np.void] = candidates[np.isfinite(candidates["logit"])]
+    return allowed
 
 
 def _best(candidates: NDArray[np.void]) -> int | None:

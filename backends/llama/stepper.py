@@ -123,9 +123,7 @@ class Stepper:
             sampled[chunk.key] = self._sampled(chunk.chooser, logits[i], token)
         return sampled
 
-    def _sampled(
-        self, chooser: Chooser, logits: NDArray[np.float32], token: int | None
-    ) -> Sampled:
+    def _sampled(self, chooser: Chooser, logits: NDArray[np.float32], token: int | None) -> Sampled:
         if token is None or self._model.is_end(token):
             return Sampled(token=-1 if token is None else token, end=True)
         logprob = (

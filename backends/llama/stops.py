@@ -1,4 +1,4 @@
-"""From token bytes to text that may be shown: stop strings, and characters cut by a token border."""
+"""From token bytes to text that may be shown: stop strings, and characters cut by a token."""
 
 from __future__ import annotations
 

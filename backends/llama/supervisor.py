@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import sys
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -23,6 +25,7 @@ CRASHES = 3
 """Deaths without a finished answer between them that make a crash loop."""
 WITHIN_S = 60.0
 LONGEST_PAUSE_S = 30.0
+GRACE_S = 2.0
 STDERR_LINES = 20
 
 
@@ -35,9 +38,11 @@ class Deaths:
 
     def add(self, now: float) -> None:
         """It died."""
+        if self._at and now - self._at[-1] > 2 * WITHIN_S:
+            self.clear()
         self._total += 1
         self._at.append(now)
-        while self._at[0] <= now - WITHIN_S:
+        while len(self._at) > CRASHES:
             self._at.popleft()
 
     def clear(self) -> None:
@@ -47,13 +52,23 @@ class Deaths:
 
     @property
     def looping(self) -> bool:
-        """True in a crash loop. Stays so until an answer is finished."""
-        return len(self._at) >= CRASHES or self._total > CRASHES
+        """True in a crash loop. It stays one until an answer is finished or peace has lasted."""
+        quick = len(self._at) >= CRASHES and self._at[-1] - self._at[-CRASHES] <= WITHIN_S
+        return quick or self._total > CRASHES
 
     @property
     def pause_s(self) -> float:
         """How long to wait before the next start: none after one death, then 0.5, 1, 2 ... s."""
         return 0.0 if self._total <= 1 else min(LONGEST_PAUSE_S, 0.5 * 2 ** (self._total - 2))
+
+
+class Process(NamedTuple):
+    """A running engine process: itself, what it says, and the last lines of its log."""
+
+    process: asyncio.subprocess.Process
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    last_lines: asyncio.Task[deque[str]]
 
 
 class Supervisor:
@@ -71,103 +86,104 @@ class Supervisor:
         on_death: Callable[[str], None],
     ) -> None:
         self._load, self._on_report, self._on_death = load, on_report, on_death
-        self._process: asyncio.subprocess.Process | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._running: Process | None = None
         self._watch: asyncio.Task[None] | None = None
         self._up = asyncio.Event()
+        self._closed = False
         self.ready: m.Ready | None = None
         """What the process said when it had loaded; kept over restarts."""
         self.down: str | None = "The engine was not started."
-        """Why nothing can be asked now; None while the process serves."""
+        """Why nothing can be asked now; None while a process serves."""
         self.deaths = Deaths()
         self.restarts = 0
 
     @property
     def pid(self) -> int | None:
         """The process that serves now."""
-        return self._process.pid if self._process is not None and self.down is None else None
+        return self._running.process.pid if self._running and self.down is None else None
 
     async def start(self) -> m.Ready:
         """Start the first process; raises ``EngineUnavailable`` when it cannot load the model."""
-        process, reader, stderr = await self._spawn()
+        running = await self._spawn()
         try:
-            ready = await self._loaded(reader)
-        except BaseException as exc:
-            reason = await self._bury(process, stderr)
-            if isinstance(exc, EOFError):
-                raise EngineUnavailable(f"The engine did not start: {reason}.") from exc
+            ready = await self._loaded(running)
+        except EOFError as exc:
+            reason = await self._bury(running)
+            raise EngineUnavailable(f"The engine did not start: {reason}.") from exc
+        except BaseException:
+            await asyncio.shield(self._bury(running, kill=True))
             raise
-        self._watch = asyncio.create_task(self._supervise(process, reader, stderr))
+        self._watch = asyncio.create_task(self._supervise(running))
         return ready
 
-    async def send(self, question: m.Question) -> None:
-        """Ask, waiting while the process restarts or does not read. Raises ``EngineUnavailable``
-        in a crash loop and when closed."""
-        data = m.frame(question)
+    async def available(self) -> None:
+        """Return when a process serves; waits out a restart. Raises ``EngineUnavailable`` in a
+        crash loop and when nothing is or will be there."""
         while self.down is not None:
-            if self._watch is None or self._watch.done() or self.deaths.looping:
+            if self._watch is None or self._closed or self.deaths.looping:
                 raise EngineUnavailable(self.down)
             await self._up.wait()
-        assert self._writer is not None
-        self._writer.write(data)
-        try:
-            await self._writer.drain()
-        except ConnectionError:
-            return  # it died; on_death tells everybody who waits
+
+    async def send(self, frame: bytes) -> None:
+        """Ask at once, then wait while the process does not read. If it dies, ``on_death`` says so;
+        call ``available`` before."""
+        assert self._running is not None
+        writer = self._running.writer
+        writer.write(frame)
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
 
     def tell(self, question: m.Question) -> None:
         """Say something that needs no answer; dropped when nobody is there to hear it."""
-        if self.down is None and self._writer is not None:
-            self._writer.write(m.frame(question))
+        if self.down is None and self._running is not None:
+            self._running.writer.write(m.frame(question))
 
     async def close(self) -> None:
         """End the process at once."""
-        self.down = "The engine was stopped."
+        self._closed, self.down = True, "The engine was stopped."
         self._up.set()
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
+        if self._running is not None:
+            await self._bury(self._running, kill=True)
 
-    async def _supervise(
-        self,
-        process: asyncio.subprocess.Process,
-        reader: asyncio.StreamReader,
-        stderr: asyncio.Task[deque[str]],
-    ) -> None:
+    async def _supervise(self, running: Process) -> None:
         while True:
-            try:
-                await self._serve(reader)
-            finally:
-                self._up.clear()
-                closing = self.down
-                self.down = self.down or "The engine process ended and is being restarted."
-                reason = await asyncio.shield(self._bury(process, stderr))
-                self._on_death(closing or reason)
-            self.deaths.add(clock.monotonic())
-            while True:
-                state = "keeps ending" if self.deaths.looping else "ended and is being restarted"
-                self.down = f"The engine process {state}: {reason}."
-                if self.deaths.looping:
-                    self._up.set()  # whoever waited for it is told, not held
-                await asyncio.sleep(self.deaths.pause_s)
-                self._up.clear()
-                self.restarts += 1
-                process, reader, stderr = await self._spawn()
-                try:
-                    await self._loaded(reader)
-                    break
-                except (EOFError, EngineUnavailable) as exc:
-                    reason = await self._bury(process, stderr)
-                    if isinstance(exc, EngineUnavailable):
-                        reason = exc.message.rstrip(".")
-                    self.deaths.add(clock.monotonic())
-                except BaseException:
-                    await asyncio.shield(self._bury(process, stderr))
-                    raise
+            while (report := await _read(running.reader)) is not None:
+                self._on_report(report)
+            self._up.clear()
+            self.down = "The engine process ended and is being restarted."
+            reason = await self._bury(running)
+            self._on_death(reason)
+            running = await self._restart(reason)
 
-    async def _spawn(
-        self,
-    ) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.Task[deque[str]]]:
+    async def _restart(self, reason: str) -> Process:
+        while True:
+            self.deaths.add(clock.monotonic())
+            state = "keeps ending" if self.deaths.looping else "ended and is being restarted"
+            self.down = f"The engine process {state}: {reason}."
+            if self.deaths.looping:
+                self._up.set()  # whoever waits for it is told, not held
+            await asyncio.sleep(self.deaths.pause_s)
+            self._up.clear()
+            self.restarts += 1
+            try:
+                running = await self._spawn()
+            except OSError as exc:
+                reason = f"it cannot be started: {exc.strerror}"
+                continue
+            try:
+                await self._loaded(running)
+            except EOFError:
+                reason = await self._bury(running)
+            except EngineUnavailable as exc:
+                await self._bury(running)
+                reason = exc.message.rstrip(".")
+            else:
+                return running
+
+    async def _spawn(self) -> Process:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -181,17 +197,17 @@ class Supervisor:
                 stderr=asyncio.subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
             )
-        reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._process = process
-        self._writer.write(m.frame(self._load))
+        reader, writer = await asyncio.open_connection(sock=ours)
+        writer.write(m.frame(self._load))
         assert process.stderr is not None
-        stderr = asyncio.create_task(_last_lines(process.stderr))
-        return process, reader, stderr
+        last_lines = asyncio.create_task(_last_lines(process.stderr))
+        self._running = Process(process, reader, writer, last_lines)
+        return self._running
 
-    async def _loaded(self, reader: asyncio.StreamReader) -> m.Ready:
+    async def _loaded(self, running: Process) -> m.Ready:
         """Wait for the model. Raises ``EngineUnavailable`` with the process's own words, or
         ``EOFError`` when it died without any."""
-        report = await _read(reader)
+        report = await _read(running.reader)
         if report is None:
             raise EOFError
         if isinstance(report, m.Unfit):
@@ -202,35 +218,24 @@ class Supervisor:
         log.info("engine_ready", model=report.card.id, pid=self.pid, slots=report.slots)
         return report
 
-    async def _serve(self, reader: asyncio.StreamReader) -> None:
-        while (report := await _read(reader)) is not None:
-            self._on_report(report)
-
-    async def _bury(
-        self, process: asyncio.subprocess.Process, stderr: asyncio.Task[deque[str]]
-    ) -> str:
+    async def _bury(self, running: Process, *, kill: bool = False) -> str:
         """Make sure that it is dead, log its last words, and say why it died."""
-        if process.returncode is None:
-            # It may be on its way out: an end of stream comes a moment before the exit status.
-            if self._closing:
-                process.kill()
-            try:
-                await asyncio.wait_for(process.wait(), timeout=2.0)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-        lines = await stderr
+        process = running.process
+        if kill and process.returncode is None:
+            process.kill()
+        try:
+            # The end of its stream comes a moment before its exit status.
+            await asyncio.wait_for(process.wait(), timeout=GRACE_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+        running.writer.close()
+        lines = await running.last_lines
+        self._running = None
         reason = _reason(process.returncode)
-        if not self._closing:
+        if not kill:
             log.error("engine_died", pid=process.pid, reason=reason, stderr=list(lines))
         return reason
-
-    @property
-    def _closing(self) -> bool:
-        return self.down == "The engine was stopped."
 
 
 async def _read(reader: asyncio.StreamReader) -> m.Report | None:
