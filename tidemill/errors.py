@@ -89,6 +89,18 @@ class TooLarge(TidemillError):
     code = "batch_file_too_large"
 
 
+class RangeNotSatisfiable(TidemillError):
+    """A ``Range`` that begins behind the end of the file."""
+
+    status = 416
+    type = "invalid_request_error"
+    code = "range_not_satisfiable"
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"The range begins behind the end of the file, which has {size} bytes.")
+        self.size = size
+
+
 class Unauthenticated(TidemillError):
     """No key, a wrong key, or one that is revoked or expired."""
 
