@@ -15,7 +15,7 @@ from tidemill.errors import InvalidFile, TidemillError
 from tidemill.jsonl import Checker
 from tidemill.ports import Store
 from tidemill.scheduler.admission import IntakePool
-from tidemill.types import BatchRecord, BatchStatus, FileRecord, Problem
+from tidemill.types import BatchRecord, BatchStatus, FileFacts, FileRecord, Problem
 
 log = structlog.get_logger()
 
@@ -85,23 +85,32 @@ class Intake:
         return moved or await self._store.batches.get(batch.id, None)
 
     async def _add(self, batch: BatchRecord, file: FileRecord) -> tuple[int, str | None]:
-        checked = file.facts.checked
-        checker = Checker(
-            max_bytes=_NO_LIMIT,
-            max_lines=_NO_LIMIT if checked else self._max_lines,
-            knows=None if checked else self._knows,
-            endpoint=batch.endpoint,
+        if not file.facts.checked:
+            # A first pass that adds nothing: no line may run, or be in the way, of a bad file.
+            await self._pass(file, self._checker(batch, self._max_lines, self._knows), None)
+        checker = self._checker(batch, _NO_LIMIT, None)
+        facts = await self._pass(file, checker, batch)
+        return facts.lines, facts.models[0] if len(facts.models) == 1 else None
+
+    @staticmethod
+    def _checker(
+        batch: BatchRecord, max_lines: int, knows: Callable[[str], bool] | None
+    ) -> Checker:
+        return Checker(
+            max_bytes=_NO_LIMIT, max_lines=max_lines, knows=knows, endpoint=batch.endpoint
         )
-        total = 0
+
+    async def _pass(
+        self, file: FileRecord, checker: Checker, into: BatchRecord | None
+    ) -> FileFacts:
         async for piece in self._store.files.read(file):
-            if lines := checker.feed(piece).lines:
-                await self._store.lines.add(batch.seq, lines)
-                total += len(lines)
+            lines = checker.feed(piece).lines
+            if into is not None and lines:
+                await self._store.lines.add(into.seq, lines)
         rest, facts = checker.finish()
-        if rest.lines:
-            await self._store.lines.add(batch.seq, rest.lines)
-            total += len(rest.lines)
-        return total, facts.models[0] if len(facts.models) == 1 else None
+        if into is not None and rest.lines:
+            await self._store.lines.add(into.seq, rest.lines)
+        return facts
 
     async def _fail(
         self, batch: BatchRecord, reserved: int, *problems: Problem

@@ -246,7 +246,7 @@ def serve(loaded: Loaded) -> None:
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The one error that a start failed with, out of its task groups."""
-    matched = group.subgroup((SettingsError, TidemillError)) or group
+    matched: BaseException = group.subgroup((SettingsError, TidemillError)) or group
     while isinstance(matched, BaseExceptionGroup):
         matched = matched.exceptions[0]
     return matched

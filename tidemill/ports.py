@@ -351,8 +351,7 @@ class Upstream(Protocol):
     async def batch(self, batch_seq: int) -> UpstreamBatch | None: ...
 
     async def keep_batch(self, batch: UpstreamBatch) -> None:
-        """Record or replace; the same commit shows the provider's counts on our batch as long as
-        no line of it is settled. Never un-settles one that is settled."""
+        """Record or replace; never un-settles one that is settled."""
 
     async def unsettled(self) -> list[UpstreamBatch]:
         """All that still have to be looked at, oldest first."""
@@ -362,7 +361,7 @@ class Upstream(Protocol):
 
     async def latch(self, batch_seq: int, until_at: int) -> bool:
         """Take the right to settle until ``until_at`` (0 gives it back); False when somebody holds
-        it or it is settled. Taking it sets our counts to what is settled here."""
+        it or it is settled."""
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[SettledBatch]:
         """Like ``Lines.settle`` for lines that were never leased: conditional on *queued* instead
@@ -373,12 +372,23 @@ class Store(Protocol):
     """One store behind all surfaces. Opening runs pending migrations or says that they are
     pending."""
 
-    files: Files
-    batches: Batches
-    lines: Lines
-    keys: Keys
-    ledger: Ledger
-    facts: Facts
+    @property
+    def files(self) -> Files: ...
+
+    @property
+    def batches(self) -> Batches: ...
+
+    @property
+    def lines(self) -> Lines: ...
+
+    @property
+    def keys(self) -> Keys: ...
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    @property
+    def facts(self) -> Facts: ...
 
     async def start(self) -> None:
         """Take the store (a second server on it is refused with ``StoreBusy``), migrate, sweep,
