@@ -1,0 +1,97 @@
+"""What the server says about itself: log lines and Prometheus metrics.
+
+Labels are bounded: routes are templates, never paths, and nothing is labelled by owner, key or id.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from tidemill.settings import Settings
+
+REGISTRY = CollectorRegistry()
+
+REQUESTS = Counter(
+    "tidemill_http_requests",
+    "HTTP requests answered, by route template and status.",
+    ("method", "route", "status"),
+    registry=REGISTRY,
+)
+REQUEST_SECONDS = Histogram(
+    "tidemill_http_request_seconds",
+    "Time from a request's head to the end of its answer.",
+    ("route",),
+    buckets=(0.005, 0.025, 0.1, 0.5, 2.5, 10, 60, 300),
+    registry=REGISTRY,
+)
+LINES_SETTLED = Counter(
+    "tidemill_lines_settled",
+    "Batch lines that ended here.",
+    ("outcome",),
+    registry=REGISTRY,
+)
+BATCHES = Gauge(
+    "tidemill_batches_active",
+    "Batches that are not terminal, by status.",
+    ("status",),
+    registry=REGISTRY,
+)
+POOL = Gauge(
+    "tidemill_pool",
+    "The fields of /v1/pool/status.",
+    ("field",),
+    registry=REGISTRY,
+)
+REPLICA_UP = Gauge(
+    "tidemill_replica_up",
+    "1 while the engine of a model is healthy.",
+    ("model",),
+    registry=REGISTRY,
+)
+REPLICA_TOKENS = Gauge(
+    "tidemill_replica_tokens",
+    "Tokens of a model since its engine was created.",
+    ("model", "kind"),
+    registry=REGISTRY,
+)
+
+
+def lines_settled(succeeded: int, failed: int) -> None:
+    """Count lines that a commit settled."""
+    LINES_SETTLED.labels("succeeded").inc(succeeded)
+    LINES_SETTLED.labels("failed").inc(failed)
+
+
+def configure_logging(settings: Settings) -> None:
+    """Write log lines to standard error, as JSON or for eyes; libraries' lines look the same."""
+    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    render: list[structlog.typing.Processor]
+    if settings.log_format == "json":
+        render = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+    else:
+        render = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    structlog.configure(
+        processors=[*shared, *render],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    # Libraries speak up when something is wrong, not for every request they make.
+    root.setLevel(max(level, logging.WARNING))
