@@ -22,6 +22,53 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 # --- who --------------------------------------------------------------------------------------
 
 
+class Lane(IntEnum):
+    """Who goes first on the engine: a lower value wins."""
+
+    INTERACTIVE = 0
+    JOB = 1
+    BATCH = 2
+
+
+class Limits(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The most that one team, user or key may do; None: it sets no limit of its own.
+
+    What a request may do is what its key, its team and its user all allow. Names of models may end
+    in ``*``. See ``tidemill.access``.
+    """
+
+    models: tuple[str, ...] | None = None
+    providers: dict[str, tuple[str, ...]] | None = None
+    """Models by provider, ``local`` being one; a provider that is not named may not be used."""
+    lane: Lane = Lane.INTERACTIVE
+    """The best lane that interactive requests get."""
+    requests_per_minute: int | None = None
+    """Interactive requests only: batch lines do not count."""
+    tokens_per_minute: int | None = None
+    enqueued_lines: int | None = None
+    """Lines of batches that have not ended, over all batches."""
+    enqueued_tokens: int | None = None
+    storage_bytes: int | None = None
+    """Bytes of the input files that the owner keeps."""
+    monthly_budget: int | None = None
+    """Micro-units of currency per calendar month, UTC."""
+
+
+AccountKind = Literal["team", "user"]
+
+
+class Account(Record, frozen=True, kw_only=True):
+    """A team or a user: what keys belong to, and where limits and budgets hang."""
+
+    kind: AccountKind
+    id: str
+    name: str
+    limits: Limits = Limits()
+    created_at: int = 0
+    closed_at: int | None = None
+    """Its keys have been useless since then; what it owns stays."""
+
+
 class Principal(Record, frozen=True, kw_only=True):
     """Who is asking. ``owner`` is the only thing that access checks compare."""
 
@@ -29,6 +76,10 @@ class Principal(Record, frozen=True, kw_only=True):
     name: str
     key_id: str | None = None
     scopes: frozenset[str] = frozenset()
+    team_id: str | None = None
+    user_id: str | None = None
+    limits: tuple[Limits, ...] = ()
+    """Of the key, its team and its user: each holds."""
 
 
 class KeyRecord(Record, frozen=True, kw_only=True):
@@ -45,6 +96,19 @@ class KeyRecord(Record, frozen=True, kw_only=True):
     created_at: int
     expires_at: int | None = None
     revoked_at: int | None = None
+    team_id: str | None = None
+    user_id: str | None = None
+    limits: Limits = Limits()
+    last_used_at: int | None = None
+    """To about a minute: it is not written for each request."""
+
+
+class Grant(Record, frozen=True, kw_only=True):
+    """A key with the team and the user that it belongs to, read together."""
+
+    key: KeyRecord
+    team: Account | None = None
+    user: Account | None = None
 
 
 # --- states -----------------------------------------------------------------------------------
@@ -78,14 +142,6 @@ class LineState(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     EXPIRED = "expired"
-
-
-class Lane(IntEnum):
-    """Who goes first on the engine: a lower value wins."""
-
-    INTERACTIVE = 0
-    JOB = 1
-    BATCH = 2
 
 
 # --- placement --------------------------------------------------------------------------------
