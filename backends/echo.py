@@ -93,14 +93,14 @@ class EchoReplica:
     async def generate(self, generation: Generation) -> AsyncIterator[Piece]:
         """The asked text, in one piece or word by word."""
         asked = _asked(generation)
-        prompt = self._fits(generation, asked)
+        prompt = self._fits(generation)
         self._active += 1
         try:
             text = asked
             if asked[:1] == "!":
                 text = await self._directed(asked)
             text, finish, calls = _shaped(generation, asked, text)
-            text, count, finish = _cut(generation, text, finish, self._context - prompt)
+            text, count, finish = _cut(generation, text, finish, self._bound(generation) - prompt)
             if generation.echo:
                 text = asked + text
             self._read += prompt
@@ -156,9 +156,12 @@ class EchoReplica:
             tokens_prefilled=self._read,
         )
 
-    def _fits(self, generation: Generation, asked: str) -> int:
+    def _bound(self, generation: Generation) -> int:
+        return min(self._context, generation.max_context or self._context)
+
+    def _fits(self, generation: Generation) -> int:
         count = _count(generation)
-        context = min(self._context, generation.max_context or self._context)
+        context = self._bound(generation)
         if count > context:
             raise _too_long(count, context)
         return count

@@ -10,7 +10,7 @@ import msgspec
 from tidemill import wire
 from tidemill.backends.inference import chat, completions, embeddings, responses, responses_stream
 from tidemill.backends.inference.decoding import decode, missing
-from tidemill.backends.inference.pieces import close, merged, wholes
+from tidemill.backends.inference.pieces import close, merged, unfinished, wholes
 from tidemill.backends.inference.plan import NO_PARAMS, Ask
 from tidemill.backends.inference.shapes import event
 from tidemill.errors import (
@@ -165,7 +165,7 @@ class LocalInference:
         finally:
             await close(events)
             await close(pieces)
-            if booked is not None:
+            if begun and booked is not None:
                 booked(ask.model, await _cost(replica, generations, seen, kind, request, ended))
 
     def _ask(
@@ -214,9 +214,14 @@ def _too_deep() -> RequestRefused:
 async def _counted(
     pieces: AsyncIterator[tuple[int, Piece]], seen: list[int]
 ) -> AsyncIterator[tuple[int, Piece]]:
+    """Count pieces per choice. Raises ``EngineLost`` when they stop before every choice ended."""
+    left = len(seen)
     async for index, piece in pieces:
         seen[index] += 1
+        left -= piece.finish is not None
         yield index, piece
+    if left:
+        raise unfinished()
 
 
 async def _cost(

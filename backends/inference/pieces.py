@@ -23,8 +23,13 @@ async def whole(replica: Replica, generation: Generation) -> Piece:
     async for piece in replica.generate(generation):
         parts.append(piece)
     if not parts or parts[-1].finish is None:
-        raise EngineLost("The engine ended without finishing the answer; try again.")
+        raise unfinished()
     return parts[0] if len(parts) == 1 else join(parts)
+
+
+def unfinished() -> EngineLost:
+    """An engine's pieces stopped before the one with ``finish``."""
+    return EngineLost("The engine ended without finishing the answer; try again.")
 
 
 def join(parts: Sequence[Piece]) -> Piece:
