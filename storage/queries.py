@@ -30,5 +30,5 @@ def load(topic: str) -> dict[str, str]:
     return statements
 
 
-TOPICS = ("files", "batches", "lines", "keys", "ledger", "facts")
+TOPICS = ("files", "batches", "lines", "keys", "ledger", "facts", "upstream")
 """All files of statements."""

@@ -19,6 +19,7 @@ from tidemill.storage.migrations import migrate_locked
 from tidemill.storage.queries import load
 from tidemill.storage.readers import Readers
 from tidemill.storage.tables import SqliteFacts, SqliteKeys, SqliteLedger
+from tidemill.storage.upstream import SqliteUpstream
 from tidemill.storage.writer import Writer
 
 _Q = load("lines")
@@ -33,6 +34,7 @@ class SqliteStore:
     keys: SqliteKeys
     ledger: SqliteLedger
     facts: SqliteFacts
+    upstream: SqliteUpstream
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path = path
@@ -46,6 +48,7 @@ class SqliteStore:
         self.keys = SqliteKeys(self._writer, self._readers)
         self.ledger = SqliteLedger(self._writer, self._readers)
         self.facts = SqliteFacts(self._writer, self._readers, clock)
+        self.upstream = SqliteUpstream(self._writer, self._readers)
 
     async def start(self) -> None:
         """Take the store, migrate it, and make good what a dead process left half done.
@@ -61,6 +64,7 @@ class SqliteStore:
             await self.files.sweep_drafts()
             await self.facts.sweep()
             await self.lines.reclaim(None)
+            await self.upstream.unlatch_all()
             await anyio.to_thread.run_sync(self._rebuild)
         except BaseException:
             self._stop()

@@ -29,6 +29,11 @@ CRASH_POINTS = (
     "batch.end.after_commit",
     "file.delete.after_commit",
     "sweep.step.after_commit",
+    "upstream.keep_batch.before_commit",
+    "upstream.keep_batch.after_commit",
+    "upstream.settle.before_commit",
+    "upstream.settle.after_commit",
+    "provider.create.after_answer",
 )
 """Every name that ``crash_point`` is called with."""
 

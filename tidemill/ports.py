@@ -390,6 +390,9 @@ class Store(Protocol):
     @property
     def facts(self) -> Facts: ...
 
+    @property
+    def upstream(self) -> Upstream: ...
+
     async def start(self) -> None:
         """Take the store (a second server on it is refused with ``StoreBusy``), migrate, sweep,
         rebuild incremental files."""
