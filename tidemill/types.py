@@ -415,7 +415,8 @@ class SettledBatch(Record, frozen=True, kw_only=True):
     accepted: int
     """Settlements that changed a row; the others were late or double."""
     drained: bool
-    """True when no queued or running line is left and the batch moved on (the last-line rule)."""
+    """True when no queued or running line is left: the batch moved on (the last-line rule) or, when
+    it is being cancelled or expires, may end."""
 
 
 class ResultRow(Record, frozen=True, kw_only=True):
