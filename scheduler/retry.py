@@ -1,0 +1,103 @@
+"""How long to wait before trying again, and how many may try at once.
+
+Pure but for ``Gate``, which holds back calls to one place: its limit grows by one for each round
+of successes and halves when the place says "too fast" (AIMD, as TCP does).
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+
+from tidemill import clock
+from tidemill.ports import Clock
+
+
+def backoff_s(failures: int, *, first_s: float = 1.0, longest_s: float = 300.0) -> float:
+    """Seconds to wait after ``failures`` failures in a row: doubling, at most ``longest_s``."""
+    return float(min(longest_s, first_s * 2.0 ** min(max(0, failures - 1), 30)))
+
+
+def jittered(seconds: float, *, by: float = 0.2, draw: float | None = None) -> float:
+    """``seconds`` made up to ``by`` shorter, so that what began together does not stay together.
+
+    Never longer: an interval is a promise. ``draw`` in [0, 1) replaces the random number.
+    """
+    return seconds * (1.0 - by * (random.random() if draw is None else draw))
+
+
+class Gate:
+    """At most ``limit`` calls at once to one place, lower ``lane`` first, none while it rests."""
+
+    def __init__(self, ceiling: int, *, now: Clock = clock.monotonic) -> None:
+        self.ceiling = ceiling
+        self.limit = float(ceiling)
+        """May be fractional between two steps of growth; at least 1."""
+        self.active = 0
+        self._now = now
+        self._rest_until = 0.0
+        self._waiting: list[tuple[int, int, anyio.Event]] = []
+        self._turn = 0
+        self._halved_at = -1e9
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for their turn."""
+        return len(self._waiting)
+
+    @asynccontextmanager
+    async def enter(self, lane: int = 0) -> AsyncIterator[None]:
+        """Hold one place of the gate."""
+        await self._wait(lane)
+        try:
+            yield
+        finally:
+            self.active -= 1
+            self._admit()
+
+    def succeeded(self) -> None:
+        """A call was answered: a round of ``limit`` such calls raises the limit by one."""
+        self.limit = min(float(self.ceiling), self.limit + 1.0 / self.limit)
+        self._admit()
+
+    def throttled(self, rest_s: float | None) -> None:
+        """The place said "too fast": halve the limit, once for all calls of the same moment, and
+        start nothing for ``rest_s`` seconds."""
+        now = self._now()
+        if now - self._halved_at > 1.0:
+            self.limit = max(1.0, self.limit / 2)
+            self._halved_at = now
+        self._rest_until = max(self._rest_until, now + (1.0 if rest_s is None else rest_s))
+
+    async def _wait(self, lane: int) -> None:
+        event = anyio.Event()
+        self._turn += 1
+        entry = (lane, self._turn, event)
+        heapq.heappush(self._waiting, entry)
+        self._admit()
+        try:
+            while not event.is_set():
+                rest_s = self._rest_until - self._now()
+                with anyio.move_on_after(rest_s if rest_s > 0 else None):
+                    await event.wait()
+                self._admit()
+        except BaseException:
+            if event.is_set():  # the place was ours already; it goes to the next
+                self.active -= 1
+                self._admit()
+            else:
+                self._waiting.remove(entry)
+                heapq.heapify(self._waiting)
+            raise
+
+    def _admit(self) -> None:
+        """Give free places to those who wait, in order."""
+        if self._now() < self._rest_until:
+            return
+        while self._waiting and self.active < int(self.limit):
+            self.active += 1
+            heapq.heappop(self._waiting)[2].set()
