@@ -34,14 +34,20 @@ _STAMPS = dict.fromkeys(STAMPS.values())
 
 
 class SqliteBatches:
-    """``ports.Batches``. ``ensure`` completes a batch's incremental files before its end shows."""
+    """``ports.Batches``. ``ensure`` completes a batch's incremental files before its end shows;
+    ``ring`` tells the janitor that a batch has let go of its input."""
 
     def __init__(
-        self, writer: Writer, readers: Readers, ensure: Callable[[str, dict[str, int]], None]
+        self,
+        writer: Writer,
+        readers: Readers,
+        ensure: Callable[[str, dict[str, int]], None],
+        ring: Callable[[int | None], None],
     ) -> None:
         self._writer = writer
         self._readers = readers
         self._ensure = ensure
+        self._ring = ring
 
     async def open(self, new: NewBatch) -> BatchRecord:
         """One commit: the first batch again where the request repeats one, else a new one.
@@ -104,7 +110,10 @@ class SqliteBatches:
             return _move(tx, row, to, problems)
 
         # An end begins a new commit: the rows before it are in the incremental files by then.
-        return await self._writer.run(write, alone=to in TERMINAL)
+        record = await self._writer.run(write, alone=to in TERMINAL)
+        if record is not None and to in TERMINAL:
+            self._ring(None)
+        return record
 
     async def model(self, seq: int, model: str | None, total: int) -> None:
         """Record what validation found: the one model of all lines and how many lines there are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -35,10 +36,13 @@ class SqliteDraft:
     mebibytes of memory whatever its size, and a slow disk slows its caller down.
     """
 
-    def __init__(self, writer: Writer, new: NewFile, blob: int) -> None:
+    def __init__(
+        self, writer: Writer, new: NewFile, blob: int, committed: Callable[[int | None], None]
+    ) -> None:
         self._writer = writer
         self._new = new
         self._blob = blob
+        self._committed = committed
         self._bytes = 0
         self._waiting: list[tuple[int, int, bytes]] = []
         self._waiting_bytes = 0
@@ -89,6 +93,8 @@ class SqliteDraft:
         record = await self._writer.run(write)
         self._over = True
         self._waiting = []
+        if record.expires_at is not None:
+            self._committed(record.expires_at)
         return record
 
     async def discard(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
@@ -30,12 +30,16 @@ ENDS = {"desc": 2**63 - 1, "asc": 0}
 
 
 class SqliteFiles:
-    """``ports.Files``."""
+    """``ports.Files``. ``ring`` tells the janitor that there is something to remove, now (null) or
+    at a time."""
 
-    def __init__(self, writer: Writer, readers: Readers, clock: Clock) -> None:
+    def __init__(
+        self, writer: Writer, readers: Readers, clock: Clock, ring: Callable[[int | None], None]
+    ) -> None:
         self._writer = writer
         self._readers = readers
         self._clock = clock
+        self._ring = ring
 
     async def draft(self, new: NewFile) -> SqliteDraft:
         """Begin a file."""
@@ -45,7 +49,7 @@ class SqliteFiles:
             assert blob is not None
             return blob
 
-        return SqliteDraft(self._writer, new, await self._writer.run(write))
+        return SqliteDraft(self._writer, new, await self._writer.run(write), self._ring)
 
     async def get(self, id: str, owner: str | None) -> FileRecord | None:
         """None when unknown, foreign, deleted or past its expiry."""
@@ -91,7 +95,10 @@ class SqliteFiles:
             tx.after.append("file.delete.after_commit")
             return tx.run(_Q["delete"], {"seq": row["seq"], "now": tx.now_s}).rowcount == 1
 
-        return await self._writer.run(write)
+        deleted = await self._writer.run(write)
+        if deleted:
+            self._ring(None)
+        return deleted
 
     async def read(
         self, file: FileRecord, start: int = 0, stop: int | None = None
@@ -140,6 +147,11 @@ class SqliteFiles:
         await self.sweep_blobs()
         await self._prune()
         return swept
+
+    async def next_expiry(self) -> int | None:
+        """When the next file expires that no active batch reads."""
+        row = await self._readers.run(lambda conn: conn.execute(_Q["next_expiry"]).fetchone())
+        return None if row is None else int(row["expires_at"])
 
     async def sweep_drafts(self) -> None:
         """At start: drafts of the process that died."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import structlog
@@ -68,6 +68,22 @@ class Incremental:
                 self.failure = None
             except OSError as exc:
                 self._failed(change.batch_id, exc)
+
+    def restore(self, streams: Sequence[tuple[str, str, int]]) -> None:
+        """At start: make the files of these streams ``(batch_id, kind, size)`` equal to the store
+        and remove those of streams that are no longer shown. A full disk is kept for ``/health``:
+        the files follow later, the server starts."""
+        shown = {self.file(batch_id, kind) for batch_id, kind, _ in streams}
+        try:
+            for batch_id, kind, size in streams:
+                self.complete(batch_id, kind, size)
+                self._let_go(batch_id, kind)
+            if self._folder.is_dir():
+                for file in self._folder.glob("batch_*.jsonl"):
+                    if file not in shown:
+                        file.unlink(missing_ok=True)
+        except OSError as exc:
+            self._failed("", exc)
 
     def ensure(self, batch_id: str, sizes: dict[str, int]) -> None:
         """Before a batch ends: complete what an earlier failure left short."""

@@ -13,6 +13,7 @@ from tidemill.storage import chunks
 from tidemill.storage.batches import SqliteBatches
 from tidemill.storage.files import SqliteFiles
 from tidemill.storage.incremental import Incremental
+from tidemill.storage.janitor import Janitor
 from tidemill.storage.lines import SqliteLines
 from tidemill.storage.lock import StoreLock
 from tidemill.storage.migrations import migrate_locked
@@ -36,14 +37,18 @@ class SqliteStore:
     facts: SqliteFacts
     upstream: SqliteUpstream
 
-    def __init__(self, path: Path, clock: Clock) -> None:
+    def __init__(self, path: Path, clock: Clock, *, tidy: bool) -> None:
         self._path = path
         self._lock = StoreLock(path)
         self._readers = Readers(path)
         self._incremental = Incremental(path, self._stream)
         self._writer = Writer(path, clock, self._incremental.follow)
-        self.files = SqliteFiles(self._writer, self._readers, clock)
-        self.batches = SqliteBatches(self._writer, self._readers, self._incremental.ensure)
+        self._tidy = tidy
+        self.files = SqliteFiles(self._writer, self._readers, clock, self._ring)
+        self._janitor = Janitor(self._sweep, self.files.next_expiry, clock)
+        self.batches = SqliteBatches(
+            self._writer, self._readers, self._incremental.ensure, self._ring
+        )
         self.lines = SqliteLines(self._writer, self._readers)
         self.keys = SqliteKeys(self._writer, self._readers)
         self.ledger = SqliteLedger(self._writer, self._readers)
@@ -66,12 +71,15 @@ class SqliteStore:
             await self.lines.reclaim(None)
             await self.upstream.unlatch_all()
             await anyio.to_thread.run_sync(self._rebuild)
+            if self._tidy:
+                self._janitor.start()
         except BaseException:
             self._stop()
             raise
 
     async def close(self) -> None:
         """Finish what is queued and let go of the path; harmless when repeated."""
+        await self._janitor.stop()
         await anyio.to_thread.run_sync(self._stop)
 
     def healthy(self) -> str | None:
@@ -84,10 +92,17 @@ class SqliteStore:
         self._incremental.close()
         self._lock.release()
 
+    def _ring(self, at: int | None) -> None:
+        if self._tidy:
+            self._janitor.ring(at)
+
+    async def _sweep(self, now: int) -> None:
+        await self.files.sweep(now)
+        await self.facts.sweep()
+
     def _rebuild(self) -> None:
-        for stream in self._readers.run_here(lambda conn: conn.execute(_Q["streams"]).fetchall()):
-            self._incremental.complete(stream["id"], stream["kind"], stream["bytes"])
-        self._incremental.close()
+        streams = self._readers.run_here(lambda conn: conn.execute(_Q["streams"]).fetchall())
+        self._incremental.restore([(s["id"], s["kind"], s["bytes"]) for s in streams])
 
     def _stream(self, batch_id: str, kind: str, start: int, stop: int) -> bytes:
         def read(conn: Connection) -> bytes:
@@ -97,6 +112,10 @@ class SqliteStore:
         return self._readers.run_here(read)
 
 
-def open_store(path: Path, *, clock: Clock = wall.now_f) -> SqliteStore:
-    """The store of a storage path, not yet started. ``clock`` gives epoch seconds."""
-    return SqliteStore(path, clock)
+def open_store(path: Path, *, clock: Clock = wall.now_f, tidy: bool = True) -> SqliteStore:
+    """The store of a storage path, not yet started.
+
+    ``clock`` gives epoch seconds. Without ``tidy`` nothing is removed unless ``files.sweep`` is
+    called.
+    """
+    return SqliteStore(path, clock, tidy=tidy)

@@ -91,6 +91,16 @@ WHERE seq IN (
     LIMIT :n
 );
 
+-- name: next_expiry
+-- When the next file expires that no active batch reads.
+SELECT f.expires_at FROM files AS f
+WHERE f.deleted_at IS NULL AND f.expires_at IS NOT NULL
+AND NOT EXISTS (
+    SELECT 1 FROM batches AS b WHERE b.input_file_seq = f.seq
+    AND b.status IN ('validating', 'in_progress', 'finalizing', 'cancelling', 'expiring')
+)
+ORDER BY f.expires_at LIMIT 1;
+
 -- name: to_sweep
 -- Deleted files that still have bytes.
 SELECT f.seq, f.kind, f.blob, f.batch_seq, b.id AS batch_id

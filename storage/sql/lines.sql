@@ -110,12 +110,13 @@ WHERE state = 'running' AND holder = :holder AND lease_until < :until_at;
 
 -- name: lapsed
 -- How many lines per batch run on a lease that is over (a null now: all that run).
-SELECT batch_seq, count(*) AS n FROM lines
+SELECT batch_seq, count(*) AS n FROM lines INDEXED BY lines_running
 WHERE state = 'running' AND (:now IS NULL OR lease_until < :now)
 GROUP BY batch_seq;
 
 -- name: reclaim
-UPDATE lines SET state = 'queued', holder = NULL, lease_until = NULL, due_at = 0
+UPDATE lines INDEXED BY lines_running
+SET state = 'queued', holder = NULL, lease_until = NULL, due_at = 0
 WHERE state = 'running' AND (:now IS NULL OR lease_until < :now);
 
 -- name: waiting
