@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -118,21 +117,11 @@ def _on_keys(
     config: Path | None, storage_path: str | None, act: Callable[[Keys], Awaitable[T]]
 ) -> T:
     settings = load({"storage_path": storage_path}, toml=config).settings
+    # Late: the other commands start without loading the store.
+    from tidemill.storage.keyring import open_keys
 
     async def work() -> T:
-        async with _key_table(Path(settings.storage_path)) as table:
+        async with open_keys(Path(settings.storage_path)) as table:
             return await act(table)
 
     return anyio.run(work)
-
-
-@asynccontextmanager
-async def _key_table(path: Path) -> AsyncIterator[Keys]:
-    from tidemill.storage import open_store
-
-    store = open_store(path)
-    await store.start()
-    try:
-        yield store.keys
-    finally:
-        await store.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import anyio
 import click
 
 from tidemill.cli import options
@@ -23,12 +22,8 @@ def migrate(config: Path | None, storage_path: str | None) -> None:
     """
     settings = load({"storage_path": storage_path}, toml=config).settings
     path = Path(settings.storage_path)
-    from tidemill.storage import open_store
+    # Late: the other commands start without loading the store.
+    from tidemill.storage import migrate as apply
 
-    async def work() -> None:
-        store = open_store(path)
-        await store.start()
-        await store.close()
-
-    anyio.run(work)
-    say(f"The store in {path} is up to date.")
+    done = apply(path)
+    say(f"The store in {path} is up to date ({', '.join(done) or 'nothing to do'}).")

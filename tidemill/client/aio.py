@@ -154,7 +154,7 @@ class AsyncTidemillClient:
         )
 
     async def results(
-        self, batch_id: str, *, follow: bool = True, after: str = "0", wait_s: float = 20.0
+        self, batch_id: str, *, follow: bool = True, after: str = "0", wait_s: int = 20
     ) -> AsyncIterator[bytes]:
         """Result rows as they are finished; ``async for``."""
         last = False

@@ -331,10 +331,6 @@ def submit(
 
 # --- rows while they come ---------------------------------------------------------------------
 
-PAGE_ROWS = 1000
-CURSOR = "x-tidemill-after"
-"""Header of a page of rows: what the next page's ``after`` is."""
-
 
 @dataclass(frozen=True)
 class Rows:
@@ -345,21 +341,14 @@ class Rows:
     last: bool
 
 
-def rows_page(id: str, after: str, follow_s: float, retries: Retries) -> Flow[Rows]:
-    """Rows after a cursor. With ``follow_s`` the server waits so long for the first one.
-
-    The batch is asked first: what it has when it has ended, no later page can add to.
-    """
-    ended = True
-    if follow_s:
-        batch = (yield from send(Call("GET", batch_path(id)), retries)).json()
-        ended = batch.get("status") in ENDED
-    query = {"after": after, "limit": str(PAGE_ROWS)}
-    if not ended:
-        query["wait"] = f"{follow_s:g}"
+def rows_page(id: str, after: str, wait_s: int, retries: Retries) -> Flow[Rows]:
+    """Rows after a cursor. The server waits up to ``wait_s`` for the first one; without it, what
+    there is now ends at the first empty page."""
+    query = {"after": after, "wait": str(wait_s)}
     reply = yield from send(Call("GET", batch_path(id, "/results"), params=query), retries)
     rows = [row for row in reply.body.split(b"\n") if row]
-    return Rows(rows, reply.headers.get(CURSOR, after), ended and len(rows) < PAGE_ROWS)
+    ended = not wait_s or reply.headers.get("x-tidemill-status") in ENDED
+    return Rows(rows, reply.headers.get("x-tidemill-next", after), ended and not rows)
 
 
 # --- files on this side -----------------------------------------------------------------------

@@ -156,7 +156,7 @@ class TidemillClient:
         )
 
     def results(
-        self, batch_id: str, *, follow: bool = True, after: str = "0", wait_s: float = 20.0
+        self, batch_id: str, *, follow: bool = True, after: str = "0", wait_s: int = 20
     ) -> Iterator[bytes]:
         """Result rows as JSON bytes, answers and failures, in the order they were finished.
 

@@ -1,0 +1,84 @@
+"""The reference pages say what the code says: no more, no less."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tidemill.jsonl import ERROR_CODES
+from tidemill.settings import rows
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+
+
+def load_generator() -> ModuleType:
+    """The page generator, which is a script and no module of the package."""
+    spec = importlib.util.spec_from_file_location("generate", REFERENCE / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+generate = load_generator()
+
+
+@pytest.mark.parametrize("page", generate.PAGES)
+def test_the_tables_are_what_the_code_gives(page: str) -> None:
+    """``make docs`` writes them anew."""
+    text = (REFERENCE / page).read_text("utf-8")
+    assert text == generate.render(page_text := text), f"run 'make docs': {page} is old"
+    assert page_text.count("<!-- begin") == page_text.count("<!-- end") > 0
+
+
+def test_every_setting_is_in_the_reference_and_the_reverse() -> None:
+    """By name, flag and environment variable."""
+    text = (REFERENCE / "settings.md").read_text("utf-8")
+    for row in rows():
+        assert f"| `{row.name}` |" in text
+        assert f"`{row.env}`" in text
+        assert all(f"`{flag}`" in text for flag in row.flags)
+    named = set(re.findall(r"^\| `([a-z_]+)` \|", text, re.MULTILINE))
+    assert named == {row.name for row in rows()}
+
+
+def test_every_error_class_is_in_the_reference_and_the_reverse() -> None:
+    """With its code."""
+    text = (REFERENCE / "errors.md").read_text("utf-8")
+    named = set(re.findall(r"^\| `([A-Z]\w+)` \|", text, re.MULTILINE))
+    assert named == {item.__name__ for item in generate.error_classes()}
+
+
+def test_every_code_of_a_bad_file_is_in_the_reference() -> None:
+    """Those of the answer, and those of the single problems."""
+    text = (REFERENCE / "errors.md").read_text("utf-8")
+    sources = [ROOT / "tidemill" / name for name in ("jsonl.py", "complaints.py")]
+    source = "".join(path.read_text("utf-8") for path in sources)
+    problems = set(re.findall(r'(?:code=|_note\()"(\w+)"', source))
+    assert problems >= {"invalid_json_line", "duplicate_custom_id", "empty_file"}
+    for code in problems | set(ERROR_CODES.values()):
+        assert f"| `{code}` |" in text
+
+
+def test_every_command_is_in_the_reference_and_the_reverse() -> None:
+    """Groups are named by their commands."""
+    text = (REFERENCE / "cli.md").read_text("utf-8")
+    named = set(re.findall(r"^### `([a-z ]+)`$", text, re.MULTILINE))
+    assert named == {
+        name for name, command in generate.commands() if not hasattr(command, "commands")
+    }
+
+
+def test_settings_in_prose_exist() -> None:
+    """A variable or flag that a page names is one that the server or a command takes."""
+    known = {row.env for row in rows()} | {alias for row in rows() for alias in row.aliases}
+    known |= {"TIDEMILL_URL", "TIDEMILL_API_KEY", "TIDEMILL_CONFIG"}
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        named = set(re.findall(r"\b(?:TIDEMILL|LOGOS)_[A-Z_]+\b", page.read_text("utf-8")))
+        assert named <= known, f"{page.name} names {sorted(named - known)}"
