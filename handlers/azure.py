@@ -7,12 +7,13 @@ with like any unknown parameter and any key.
 from __future__ import annotations
 
 import re
-from typing import Any
 from urllib.parse import quote, unquote
 
-from litestar import Request, Response, post
+from litestar import Response, post
+from litestar.params import FromPath
 
 from tidemill.handlers import inference
+from tidemill.handlers.deps import Incoming
 
 # The shortest deployment wins, so that "d/chat/completions" is never deployment "d/chat".
 _SCOPED = re.compile(
@@ -35,25 +36,25 @@ def requoted(path: str) -> str:
 
 
 @post("/deployments/{deployment:str}/chat/completions", status_code=200)
-async def chat_completions(request: Request[Any, Any, Any], deployment: str) -> Response[bytes]:
+async def chat_completions(request: Incoming, deployment: FromPath[str]) -> Response[bytes]:
     """Answer a conversation with the deployment's model, whatever the body names."""
     return await inference.serve("/v1/chat/completions", request, model=unquote(deployment))
 
 
 @post("/deployments/{deployment:str}/completions", status_code=200)
-async def completions(request: Request[Any, Any, Any], deployment: str) -> Response[bytes]:
+async def completions(request: Incoming, deployment: FromPath[str]) -> Response[bytes]:
     """Continue a text with the deployment's model."""
     return await inference.serve("/v1/completions", request, model=unquote(deployment))
 
 
 @post("/deployments/{deployment:str}/embeddings", status_code=200)
-async def embeddings(request: Request[Any, Any, Any], deployment: str) -> Response[bytes]:
+async def embeddings(request: Incoming, deployment: FromPath[str]) -> Response[bytes]:
     """Turn texts into vectors with the deployment's model."""
     return await inference.serve("/v1/embeddings", request, model=unquote(deployment))
 
 
 @post("/deployments/{deployment:str}/responses", status_code=200)
-async def responses(request: Request[Any, Any, Any], deployment: str) -> Response[bytes]:
+async def responses(request: Incoming, deployment: FromPath[str]) -> Response[bytes]:
     """Answer in the shape of the Responses API with the deployment's model."""
     return await inference.serve("/v1/responses", request, model=unquote(deployment))
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from litestar import Request, get, post
+from litestar import get, post
+from litestar.params import FromPath
 
 from tidemill import wire
 from tidemill.errors import BadRequest, NotFound
 from tidemill.handlers import creation
-from tidemill.handlers.deps import Connection, body, principal, services, whole_number
+from tidemill.handlers.deps import Connection, Incoming, body, principal, services, whole_number
 from tidemill.types import BatchRecord, FileRecord, NewBatch, Page
 
 MAX_BODY_BYTES = 1024 * 1024
@@ -21,7 +22,7 @@ _FILE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
 
 
 @post("/batches", status_code=200)
-async def create_batch(request: Request[Any, Any, Any]) -> dict[str, Any]:
+async def create_batch(request: Incoming) -> dict[str, Any]:
     """Open a batch on an uploaded file; it is checked and run after the answer."""
     who = await principal(request)
     given = services(request)
@@ -58,7 +59,7 @@ async def create_batch(request: Request[Any, Any, Any]) -> dict[str, Any]:
 
 
 @get("/batches")
-async def list_batches(request: Request[Any, Any, Any]) -> dict[str, Any]:
+async def list_batches(request: Incoming) -> dict[str, Any]:
     """The owner's batches, newest first."""
     who = await principal(request)
     page = Page(
@@ -70,7 +71,7 @@ async def list_batches(request: Request[Any, Any, Any]) -> dict[str, Any]:
 
 
 @get("/batches/{batch_id:str}")
-async def retrieve_batch(request: Request[Any, Any, Any], batch_id: str) -> dict[str, Any]:
+async def retrieve_batch(request: Incoming, batch_id: FromPath[str]) -> dict[str, Any]:
     """One batch as it is now."""
     batch = await owned_batch(request, batch_id)
     backend = services(request).backends.named(batch.placement.backend)
@@ -78,7 +79,7 @@ async def retrieve_batch(request: Request[Any, Any, Any], batch_id: str) -> dict
 
 
 @post("/batches/{batch_id:str}/cancel", status_code=200)
-async def cancel_batch(request: Request[Any, Any, Any], batch_id: str) -> dict[str, Any]:
+async def cancel_batch(request: Incoming, batch_id: FromPath[str]) -> dict[str, Any]:
     """Begin to cancel. The body is empty, whatever its content type says, and is not read."""
     batch = await owned_batch(request, batch_id)
     backend = services(request).backends.named(batch.placement.backend)
@@ -88,7 +89,7 @@ async def cancel_batch(request: Request[Any, Any, Any], batch_id: str) -> dict[s
 ROUTES = (create_batch, list_batches, retrieve_batch, cancel_batch)
 
 
-async def owned_batch(request: Request[Any, Any, Any], batch_id: str) -> BatchRecord:
+async def owned_batch(request: Incoming, batch_id: str) -> BatchRecord:
     """The batch, if it is the asker's. Raises ``NotFound``: a foreign batch looks like none."""
     who = await principal(request)
     if _ID.fullmatch(batch_id):

@@ -8,11 +8,12 @@ from contextlib import aclosing
 from typing import Any
 from urllib.parse import quote
 
-from litestar import Request, Response, route
+from litestar import Response, route
+from litestar.params import FromPath
 from litestar.response import Stream
 
 from tidemill.errors import RangeNotSatisfiable
-from tidemill.handlers.deps import services
+from tidemill.handlers.deps import Incoming, services
 from tidemill.handlers.files import owned_file
 
 _RANGE = re.compile(r"bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})", re.ASCII)
@@ -20,7 +21,7 @@ _TAG = re.compile(r'(?:W/)?("[^"]*")')
 
 
 @route("/files/{file_id:str}/content", http_method=["GET", "HEAD"])
-async def file_content(request: Request[Any, Any, Any], file_id: str) -> Response[Any]:
+async def file_content(request: Incoming, file_id: FromPath[str]) -> Response[Any]:
     """The exact bytes of a file. One range is honoured; several are answered with the whole."""
     file = await owned_file(request, file_id)
     etag = f'"{file.id}"'  # an id never gets other bytes

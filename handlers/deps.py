@@ -36,6 +36,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Connection = ASGIConnection[Any, Any, Any, Any]
+Incoming = Request[Any, Any, Any]
 
 
 def services(connection: Connection) -> Services:
@@ -111,7 +112,7 @@ def _secret(connection: Connection) -> str:
 # --- what was sent ----------------------------------------------------------------------------
 
 
-async def pieces(request: Request[Any, Any, Any]) -> AsyncIterator[bytes]:
+async def pieces(request: Incoming) -> AsyncIterator[bytes]:
     """The body as it arrives. Raises ``BadRequest`` when the client goes away in the middle."""
     while True:
         message: Any = await request.receive()
@@ -125,7 +126,7 @@ async def pieces(request: Request[Any, Any, Any]) -> AsyncIterator[bytes]:
             return
 
 
-async def body(request: Request[Any, Any, Any], limit: int) -> bytes:
+async def body(request: Incoming, limit: int) -> bytes:
     """The whole body. Raises ``TooLarge`` past ``limit`` bytes."""
     parts, size = [], 0
     async for piece in pieces(request):

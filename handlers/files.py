@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from litestar import MediaType, Request, Response, delete, get, post
+from litestar import MediaType, Response, delete, get, post
+from litestar.params import FromPath
 
 from tidemill import wire
 from tidemill.errors import BadRequest, NotFound, TooLarge
-from tidemill.handlers.deps import Connection, principal, services, whole_number
+from tidemill.handlers.deps import Connection, Incoming, principal, services, whole_number
 from tidemill.handlers.form import UploadForm
 from tidemill.types import FileRecord, NewFile, Page, Placement, Upload
 
@@ -26,7 +27,7 @@ _EXECUTIONS: dict[str, Execution] = {
 
 
 @post("/files", status_code=200)
-async def upload_file(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
+async def upload_file(request: Incoming) -> Response[dict[str, Any]]:
     """Take an input file in as it streams, check it, and decide where its batch will run."""
     who = await principal(request)
     given = services(request)
@@ -60,7 +61,7 @@ async def upload_file(request: Request[Any, Any, Any]) -> Response[dict[str, Any
 
 
 @get("/files")
-async def list_files(request: Request[Any, Any, Any]) -> dict[str, Any]:
+async def list_files(request: Incoming) -> dict[str, Any]:
     """The owner's files, newest first."""
     who = await principal(request)
     query = request.query_params
@@ -80,13 +81,13 @@ async def list_files(request: Request[Any, Any, Any]) -> dict[str, Any]:
 
 
 @get("/files/{file_id:str}")
-async def retrieve_file(request: Request[Any, Any, Any], file_id: str) -> dict[str, Any]:
+async def retrieve_file(request: Incoming, file_id: FromPath[str]) -> dict[str, Any]:
     """One file, as its upload answered it."""
     return wire.file_object(await owned_file(request, file_id))
 
 
 @delete("/files/{file_id:str}", status_code=200)
-async def delete_file(request: Request[Any, Any, Any], file_id: str) -> dict[str, Any]:
+async def delete_file(request: Incoming, file_id: FromPath[str]) -> dict[str, Any]:
     """Forget a file and its bytes; results of its batches stay."""
     who = await principal(request)
     known = _ID.fullmatch(file_id)
@@ -98,7 +99,7 @@ async def delete_file(request: Request[Any, Any, Any], file_id: str) -> dict[str
 ROUTES = (upload_file, list_files, retrieve_file, delete_file)
 
 
-async def owned_file(request: Request[Any, Any, Any], file_id: str) -> FileRecord:
+async def owned_file(request: Incoming, file_id: str) -> FileRecord:
     """The file, if it is the asker's. Raises ``NotFound``: a foreign file looks like none."""
     who = await principal(request)
     if _ID.fullmatch(file_id):

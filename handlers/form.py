@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
-from typing import Any
 from urllib.parse import unquote
 
-from litestar import Request
 from multipart import (
     MultipartError,
     MultipartSegment,
@@ -21,7 +19,7 @@ from multipart import (
 )
 
 from tidemill.errors import BadRequest
-from tidemill.handlers.deps import pieces
+from tidemill.handlers.deps import Incoming, pieces
 from tidemill.handlers.expiry import expires_after_s
 
 MAX_FIELD_BYTES = 64 * 1024
@@ -37,7 +35,7 @@ class UploadForm:
     """One form. ``open`` reads up to the file, ``body`` through the rest; then the fields are
     complete and right."""
 
-    def __init__(self, request: Request[Any, Any, Any]) -> None:
+    def __init__(self, request: Incoming) -> None:
         kind, options = parse_options_header(request.headers.get("content-type", ""))
         if kind != "multipart/form-data":
             raise BadRequest(

@@ -4,20 +4,19 @@ key: neither tells more than load."""
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import msgspec
-from litestar import MediaType, Request, Response, route
+from litestar import MediaType, Response, route
 from prometheus_client import generate_latest
 
 from tidemill import telemetry
-from tidemill.handlers.deps import Services, services
+from tidemill.handlers.deps import Incoming, Services, services
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @route("/health", http_method=["GET", "HEAD"], opt={"public": True})
-async def health(request: Request[Any, Any, Any]) -> Response[bytes | None]:
+async def health(request: Incoming) -> Response[bytes | None]:
     """200 while requests can be served, else 503 with the reason."""
     reason = services(request).health()
     found = {"status": "healthy"} if reason is None else {"status": "unhealthy", "reason": reason}
@@ -30,7 +29,7 @@ async def health(request: Request[Any, Any, Any]) -> Response[bytes | None]:
 
 
 @route("/metrics", http_method=["GET"], opt={"public": True})
-async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def metrics(request: Incoming) -> Response[bytes]:
     """Prometheus metrics, gauges as of now."""
     await _measure(services(request))
     return Response(generate_latest(telemetry.REGISTRY), media_type=_METRICS_TYPE)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from litestar import Request, get
+from litestar import get
 
-from tidemill.handlers.deps import principal, services
+from tidemill.handlers.deps import Incoming, principal, services
 
 
 @get("/pool/status")
-async def pool_status(request: Request[Any, Any, Any]) -> dict[str, Any]:
+async def pool_status(request: Incoming) -> dict[str, Any]:
     """Lines that wait and run, over all owners: numbers only."""
     await principal(request)
     status: dict[str, Any] = msgspec.to_builtins(await services(request).pool_status())

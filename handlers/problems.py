@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import msgspec
 import structlog
-from litestar import MediaType, Request, Response
+from litestar import MediaType, Response
 from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
 
 from tidemill.errors import (
@@ -18,12 +17,13 @@ from tidemill.errors import (
     TidemillError,
     TooLarge,
 )
+from tidemill.handlers.deps import Incoming
 from tidemill.wire import error_object
 
 log = structlog.get_logger()
 
 
-def answer_error(request: Request[Any, Any, Any], exc: Exception) -> Response[bytes]:
+def answer_error(request: Incoming, exc: Exception) -> Response[bytes]:
     """The answer to any exception; an unexpected one says nothing of its inside."""
     error = _translate(request, exc)
     return Response(
@@ -34,7 +34,7 @@ def answer_error(request: Request[Any, Any, Any], exc: Exception) -> Response[by
     )
 
 
-def _translate(request: Request[Any, Any, Any], exc: Exception) -> TidemillError:
+def _translate(request: Incoming, exc: Exception) -> TidemillError:
     if isinstance(exc, TidemillError):
         if exc.status >= 500:
             log.warning("request failed", code=exc.code, error=exc.message)

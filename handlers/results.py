@@ -6,14 +6,13 @@ An extension of the API: ``?after=<cursor>&limit=<rows>&wait=<seconds>``. The ne
 
 from __future__ import annotations
 
-from typing import Any
-
 import anyio
-from litestar import Request, Response, get
+from litestar import Response, get
+from litestar.params import FromPath
 
 from tidemill import clock, wire
 from tidemill.handlers.batches import owned_batch
-from tidemill.handlers.deps import Services, services, whole_number
+from tidemill.handlers.deps import Incoming, Services, services, whole_number
 from tidemill.types import TERMINAL, BatchRecord, ResultRow
 
 MAX_ROWS = 1000
@@ -21,7 +20,7 @@ MAX_WAIT_S = 60
 
 
 @get("/batches/{batch_id:str}/results")
-async def batch_results(request: Request[Any, Any, Any], batch_id: str) -> Response[bytes]:
+async def batch_results(request: Incoming, batch_id: FromPath[str]) -> Response[bytes]:
     """Rows after a cursor; with ``wait``, as soon as there is one or the batch has ended."""
     batch = await owned_batch(request, batch_id)
     after = whole_number(request, "after", 0, 0, 2**63 - 1)

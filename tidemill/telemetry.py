@@ -9,9 +9,17 @@ import logging
 import sys
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+)
 
 from tidemill.settings import Settings
+
+disable_created_metrics()  # a second series for every one, that nobody reads
 
 REGISTRY = CollectorRegistry()
 
