@@ -1,0 +1,17 @@
+#include <cstdio>
+
+void walk_the_free_list();
+void walk_the_pool();
+void hold_copies_back();
+void share_the_pool_between_threads();
+void drop_a_pool_with_a_copy_held_back();
+
+int main() {
+  walk_the_free_list();
+  walk_the_pool();
+  hold_copies_back();
+  share_the_pool_between_threads();
+  drop_a_pool_with_a_copy_held_back();
+  std::puts("ok");
+  return 0;
+}
