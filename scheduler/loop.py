@@ -312,7 +312,8 @@ class Loop(Generic[C]):
 
     def _candidates(self) -> list[Candidate]:
         # The list is sorted, so that no more than this many of it can enter in one step.
-        waiting = [] if self._full else self._waiting[: self._engine.limits.slots]
+        full = self._full and bool(self._live)
+        waiting = [] if full else self._waiting[: self._engine.limits.slots]
         return [s.candidate() for s in (*self._live.values(), *waiting)]
 
     def _prepare(self, step: StepPlan) -> list[Chunk[C]]:

@@ -1,0 +1,196 @@
+"""The planner, over any mix of sequences."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.scheduler.plan import Candidate, Limits, StepPlan, plan
+from tidemill.types import Lane
+
+
+@st.composite
+def scenes(draw: st.DrawFn) -> tuple[list[Candidate], Limits]:
+    """Limits, and any candidates that a loop could hand in: ids unique and within the slots."""
+    slots = draw(st.integers(1, 12))
+    limits = Limits(
+        slots=slots,
+        rows=slots + draw(st.integers(0, 600)),
+        prefill=draw(st.integers(1, 600)),
+        prefill_shared=draw(st.integers(1, 128)),
+        headroom=draw(st.integers(0, 14)),
+    )
+    ids = draw(st.lists(st.integers(0, slots - 1), unique=True))
+    seqs: list[int | None] = [*ids, *[None] * draw(st.integers(0, 2 * slots))]
+    orders = draw(st.permutations(range(len(seqs))))
+    candidates = []
+    for seq, order in zip(seqs, orders, strict=True):
+        decoding = draw(st.booleans())
+        candidates.append(
+            Candidate(
+                key=100 + order,
+                lane=draw(st.sampled_from(Lane)),
+                order=order,
+                left=1 if decoding else draw(st.integers(1, 2000)),
+                decoding=decoding,
+                seq=seq,
+            )
+        )
+    return candidates, limits
+
+
+def after(candidates: list[Candidate], step: StepPlan) -> dict[int, Candidate]:
+    """Who is on an id once displacements and admissions are carried out, by key."""
+    return {
+        c.key: c
+        for c in candidates
+        if (c.seq is not None and c.key not in step.displace)
+        or c.key in {a.key for a in step.admit}
+    }
+
+
+@given(scenes())
+def test_a_step_never_exceeds_its_rows_or_its_slots(scene: tuple[list[Candidate], Limits]) -> None:
+    """Rows stay within the batch, sequences within the slots, and each has an id to itself."""
+    candidates, limits = scene
+    step = plan(candidates, limits)
+    assert sum(r.count for r in step.rows) <= limits.rows
+    seqs = [r.seq for r in step.rows]
+    assert len(seqs) == len(set(seqs)) <= limits.slots
+    assert all(0 <= seq < limits.slots for seq in seqs)
+
+
+@given(scenes())
+def test_rows_are_sorted_by_sequence_id(scene: tuple[list[Candidate], Limits]) -> None:
+    """Ascending ids let the engine compute all sequences in one pass."""
+    step = plan(*scene)
+    assert [r.seq for r in step.rows] == sorted(r.seq for r in step.rows)
+
+
+@given(scenes())
+def test_everybody_on_an_id_progresses(scene: tuple[list[Candidate], Limits]) -> None:
+    """Each sequence that has or gets an id computes at least one token, at most what it has
+    left."""
+    candidates, limits = scene
+    step = plan(candidates, limits)
+    live = after(candidates, step)
+    assert {r.key for r in step.rows} == live.keys()
+    assert all(1 <= r.count <= live[r.key].left for r in step.rows)
+
+
+@given(scenes())
+def test_ids_are_taken_lowest_first(scene: tuple[list[Candidate], Limits]) -> None:
+    """Admissions get the lowest free ids, so that the live ids stay dense."""
+    candidates, limits = scene
+    step = plan(candidates, limits)
+    before = {c.seq for c in candidates if c.seq is not None}
+    free = [seq for seq in range(limits.slots) if seq not in before]
+    taken = [a.seq for a in step.admit]
+    assert taken[: len(free)] == free[: len(taken)]
+
+
+@given(scenes())
+def test_admissions_go_by_lane_then_arrival(scene: tuple[list[Candidate], Limits]) -> None:
+    """Whoever enters comes before whoever still waits."""
+    candidates, limits = scene
+    step = plan(candidates, limits)
+    waiting = sorted((c.lane, c.order, c.key) for c in candidates if c.seq is None)
+    assert [a.key for a in step.admit] == [key for _, _, key in waiting[: len(step.admit)]]
+
+
+@given(scenes())
+def test_headroom_stays_free_of_batch_lines(scene: tuple[list[Candidate], Limits]) -> None:
+    """Nobody below INTERACTIVE enters into the headroom, yet one id is always open to them."""
+    candidates, limits = scene
+    step = plan(candidates, limits)
+    live = after(candidates, step)
+    admitted = {a.key for a in step.admit}
+    behind = [c for c in live.values() if c.lane is not Lane.INTERACTIVE]
+    if any(c.key in admitted for c in behind):
+        assert len(behind) <= max(1, limits.slots - limits.headroom)
+    if not live:
+        assert not candidates
+
+
+@given(scenes())
+def test_interactive_waits_only_for_interactive(scene: tuple[list[Candidate], Limits]) -> None:
+    """An INTERACTIVE sequence that gets no id finds every id taken by its like."""
+    candidates, limits = scene
+    step = plan(candidates, limits)
+    live = after(candidates, step)
+    if any(c.lane is Lane.INTERACTIVE and c.key not in live for c in candidates):
+        assert len(live) == limits.slots
+        assert all(c.lane is Lane.INTERACTIVE for c in live.values())
+
+
+@given(scenes())
+def test_only_interactive_displaces_and_only_when_full(
+    scene: tuple[list[Candidate], Limits],
+) -> None:
+    """A displaced sequence is the youngest of the lowest lane, and its id is used at once."""
+    candidates, limits = scene
+    step = plan(candidates, limits)
+    displaced = [c for c in candidates if c.key in step.displace]
+    stayed = [c for c in candidates if c.seq is not None and c.key not in step.displace]
+    for c in displaced:
+        assert c.lane is not Lane.INTERACTIVE
+        assert all((s.lane, s.order) < (c.lane, c.order) for s in stayed)
+        assert c.seq in {a.seq for a in step.admit}
+    lanes = {c.key: c.lane for c in candidates}
+    entered = [a for a in step.admit if lanes[a.key] is Lane.INTERACTIVE]
+    assert len(displaced) <= len(entered)
+
+
+@given(scenes())
+def test_prompts_stay_within_their_budget(scene: tuple[list[Candidate], Limits]) -> None:
+    """Prompt rows beyond one each respect the budget, the small one beside INTERACTIVE."""
+    candidates, limits = scene
+    step = plan(candidates, limits)
+    live = after(candidates, step)
+    prompts = [r for r in step.rows if live[r.key].left > 1]
+    floor = len(prompts)
+    total = sum(r.count for r in prompts)
+    assert total <= max(floor, limits.prefill, limits.prefill_shared)
+    talking = any(c.lane is Lane.INTERACTIVE and c.decoding for c in live.values())
+    if talking:
+        assert total <= max(floor, limits.prefill_shared)
+    if any(c.lane is Lane.INTERACTIVE for c in live.values()):
+        lengthened = [
+            r for r in prompts if r.count > 1 and live[r.key].lane is not Lane.INTERACTIVE
+        ]
+        assert sum(r.count for r in lengthened) <= max(floor, limits.prefill_shared)
+
+
+def test_an_idle_engine_plans_nothing() -> None:
+    """No candidates, no rows."""
+    assert plan([], Limits(slots=4, rows=516)) == StepPlan()
+
+
+def test_a_long_prompt_is_cut_and_shrinks_beside_a_conversation() -> None:
+    """A batch prompt of 2,000 tokens takes 512 rows alone, and 128 beside somebody who reads."""
+    long = Candidate(key=1, lane=Lane.BATCH, order=1, left=2000, seq=0)
+    chat = Candidate(key=2, lane=Lane.INTERACTIVE, order=2, left=1, decoding=True, seq=1)
+    limits = Limits(slots=4, rows=516)
+    assert [r.count for r in plan([long], limits).rows] == [512]
+    assert [r.count for r in plan([long, chat], limits).rows] == [128, 1]
+
+
+def test_an_interactive_prompt_uses_the_full_budget() -> None:
+    """Its own first token is what it waits for: only what is behind it is held back."""
+    chat = Candidate(key=1, lane=Lane.INTERACTIVE, order=9, left=400, seq=1)
+    line = Candidate(key=2, lane=Lane.BATCH, order=1, left=400, seq=0)
+    rows = plan([chat, line], Limits(slots=4, rows=516)).rows
+    assert [(r.key, r.count) for r in rows] == [(2, 1), (1, 400)]
+
+
+def test_a_full_engine_makes_way_for_interactive() -> None:
+    """The youngest batch line gives up its id; the job and the older line keep theirs."""
+    live = [
+        Candidate(key=1, lane=Lane.BATCH, order=1, left=1, decoding=True, seq=0),
+        Candidate(key=2, lane=Lane.BATCH, order=3, left=1, decoding=True, seq=1),
+        Candidate(key=3, lane=Lane.JOB, order=5, left=1, decoding=True, seq=2),
+    ]
+    chat = Candidate(key=4, lane=Lane.INTERACTIVE, order=6, left=10)
+    step = plan([*live, chat], Limits(slots=3, rows=515, headroom=1))
+    assert step.displace == (2,)
+    assert [(a.key, a.seq) for a in step.admit] == [(4, 1)]
