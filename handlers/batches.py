@@ -47,6 +47,7 @@ async def create_batch(request: Incoming) -> dict[str, Any]:
             file=file,
             endpoint=asked.endpoint,
             completion_window=asked.completion_window,
+            window_s=given.settings.window_seconds,
             metadata=asked.metadata,
             params=asked.params,
             output_expires_after_s=asked.output_expires_after_s,

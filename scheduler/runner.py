@@ -18,7 +18,7 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup, TaskStatus
 
-from tidemill import clock, ids, wire
+from tidemill import clock, ids, telemetry, wire
 from tidemill.ports import Executor, Store
 from tidemill.scheduler.admission import DrainRate, IntakePool, SchedulingPool
 from tidemill.scheduler.bell import Bell, Signals
@@ -285,6 +285,8 @@ class Runner:
         self.pool.leave(len(outcomes))
         self._flight.subtract(touched)
         self.rate.add(len(settlements))
+        succeeded = sum(settlement.ok for settlement in settlements)
+        telemetry.lines_settled(succeeded, len(settlements) - succeeded)
         for report in settled:
             self.rows.ring(report.batch_seq)
             if report.drained:
