@@ -95,13 +95,16 @@ class ServerProcess:
             self.base_url = heard.get(timeout=timeout_s) or ""
         except queue.Empty:
             self.base_url = ""
-        if not self.base_url or not self._healthy(deadline):
-            code = self._process.poll()
-            self.kill()
-            if code is None:
-                raise StartFailed(f"The server did not start within {timeout_s:g} s", 1)
-            raise StartFailed(self._last_words(), code)
-        return self.base_url
+        if self.base_url and self._healthy(deadline):
+            return self.base_url
+        # Its output may end a moment before the process does.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, min(5.0, deadline - time.monotonic())))
+        code = process.poll()
+        self.kill()
+        if code is None:
+            raise StartFailed(f"The server did not start within {timeout_s:g} s", 1)
+        raise StartFailed(self._last_words(), code)
 
     def stop(self, timeout_s: float = 60.0) -> int:
         """SIGTERM, wait for the drain, and only then SIGKILL; returns the exit code."""

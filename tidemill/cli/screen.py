@@ -106,7 +106,10 @@ def rate(amount: float, seconds: float) -> float:
 
 @contextmanager
 def batch_bar(show: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A progress bar with lines/s and tokens/s; yields what it wants to be told of each poll."""
+    """A progress bar with lines/s and tokens/s, from the first poll on.
+
+    Yields the function that wants to be told of each poll.
+    """
     progress = Progress(
         TextColumn("{task.description:<11}"),
         BarColumn(),
@@ -125,6 +128,7 @@ def batch_bar(show: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
         done = counts["completed"] + counts["failed"]
         tokens = (batch.get("usage") or {}).get("output_tokens", 0)
         if not first:
+            progress.start()
             first.append((clock.monotonic(), done, tokens))
         began, done_then, tokens_then = first[0]
         elapsed = clock.monotonic() - began
@@ -137,5 +141,8 @@ def batch_bar(show: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
             tokens=rate(tokens - tokens_then, elapsed),
         )
 
-    with progress:
+    try:
         yield update
+    finally:
+        if first:
+            progress.stop()

@@ -1,0 +1,172 @@
+"""``tidemill run``: with a server of its own, with a named one, interrupted and resumed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.worlds.requests import chat, jsonl, rows, said
+from tests.worlds.server import Server
+
+
+@pytest.fixture
+def requests(tmp_path: Path) -> Path:
+    """Three lines: two are answered, one fails."""
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(jsonl([chat("b", "two"), chat("bad", "!status 418"), chat("a", "one")]))
+    return path
+
+
+def test_an_embedded_server_answers_a_file(tidemill: Run, requests: Path, tmp_path: Path) -> None:
+    """Answers in one file, failures in another beside it, and it is said where everything is."""
+    ran = tidemill("run", requests, "-o", "out.jsonl", "--engine", "echo", "--show")
+    assert ran.code == 0
+    answers = rows((tmp_path / "out.jsonl").read_bytes())
+    assert {id: said(row) for id, row in answers.items()} == {"a": "one", "b": "two"}
+    assert set(rows((tmp_path / "out.errors.jsonl").read_bytes())) == {"bad"}
+    assert [line.split("\t")[:2] for line in ran.out.splitlines()] == [
+        ["b", "two"],
+        ["bad", "(status_418) The prompt asked for status 418."],
+        ["a", "one"],
+    ]
+    assert "2 of 3 lines answered, 1 not" in ran.err
+    incremental = re.search(r"incremental file: (\S+)", ran.err)
+    assert incremental is not None
+    assert Path(incremental[1]).read_bytes() == (tmp_path / "out.jsonl").read_bytes()
+
+
+def test_a_named_server_answers_a_file(
+    tidemill: Run, live: Server, requests: Path, tmp_path: Path
+) -> None:
+    """And the object that a script reads says what was written."""
+    ran = tidemill(
+        "run", requests, "-o", "out.jsonl", "-e", "bad.jsonl", "--url", live.base_url, "--json"
+    )
+    assert ran.code == 0
+    found = ran.json()
+    assert found["batch"]["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
+    assert found["written"] == ["out.jsonl", "bad.jsonl"]
+    assert set(rows((tmp_path / "bad.jsonl").read_bytes())) == {"bad"}
+
+
+def test_strict_makes_a_failed_line_an_exit_code(
+    tidemill: Run, live: Server, requests: Path, tmp_path: Path
+) -> None:
+    """The answers are there all the same."""
+    ran = tidemill("run", requests, "-o", "out.jsonl", "--url", live.base_url, "--strict")
+    assert ran.code == 1
+    assert "1 lines of batch" in ran.err
+    assert set(rows((tmp_path / "out.jsonl").read_bytes())) == {"a", "b"}
+
+
+def test_an_old_error_file_does_not_outlive_a_clean_run(
+    tidemill: Run, live: Server, tmp_path: Path
+) -> None:
+    """It would look like this run's."""
+    (tmp_path / "in.jsonl").write_bytes(jsonl([chat("a", "one")]))
+    (tmp_path / "out.errors.jsonl").write_text("old\n")
+    assert tidemill("run", "in.jsonl", "-o", "out.jsonl", "--url", live.base_url).code == 0
+    assert not (tmp_path / "out.errors.jsonl").exists()
+
+
+def test_the_endpoint_is_that_of_the_first_line(
+    tidemill: Run, live: Server, tmp_path: Path
+) -> None:
+    """Blank lines before it do not count, and ``/v1`` may be missing."""
+    line = {"custom_id": "e", "method": "POST", "url": "/embeddings"}
+    (tmp_path / "in.jsonl").write_bytes(
+        b"\n  \n" + jsonl([{**line, "body": {"model": "echo", "input": "tide"}}])
+    )
+    ran = tidemill("run", "in.jsonl", "-o", "out.jsonl", "--url", live.base_url, "--show")
+    assert ran.code == 0
+    assert "1 embedding(s) of 8 numbers" in ran.out
+
+
+def test_a_bad_file_is_shown_with_its_lines(tidemill: Run, live: Server, tmp_path: Path) -> None:
+    """Every problem of it; nothing runs and nothing is written."""
+    (tmp_path / "in.jsonl").write_bytes(b'[1]\n{"custom_id": "a"}\n')
+    ran = tidemill("run", "in.jsonl", "-o", "out.jsonl", "--url", live.base_url)
+    assert ran.code == 1
+    assert {line.split("\t")[0] for line in ran.out.splitlines()} == {"1", "2"}
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (["-o", "o"], "--resume"),
+        (["in.jsonl", "-o", "o", "--resume", "batch_1"], "--resume"),
+        (["missing.jsonl", "-o", "o"], "missing.jsonl"),
+        (["in.jsonl"], "--output"),
+        (["in.jsonl", "-o", "o", "--url", "http://127.0.0.1:1", "--slots", "3"], "slots"),
+        (["in.jsonl", "-o", "o", "--url", "localhost:1"], "--url"),
+        (["in.jsonl", "-o", "o", "--slots", "many"], "slots"),
+        (["in.jsonl", "-o", "o", "--engine", "steam"], "engine"),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence(
+    tidemill: Run, requests: Path, args: list[str], named: str
+) -> None:
+    """That names what is wrong; exit code 2."""
+    ran = tidemill("run", *args)
+    assert ran.code == 2
+    assert len(ran.err.splitlines()) == 1
+    assert ran.err.startswith("Error: ")
+    assert named in ran.err
+
+
+def test_a_server_that_cannot_start_is_explained(
+    tidemill: Run, requests: Path, tmp_path: Path
+) -> None:
+    """With the server's own last sentence; here, that its store is taken."""
+    with Server(storage_path=tmp_path / "store"):
+        ran = tidemill("run", requests, "-o", "o", "--engine", "echo", "--storage-path", "store")
+    assert ran.code == 3
+    assert "in use by process" in ran.err
+
+
+def test_ctrl_c_says_how_to_go_on_and_resume_does(tmp_path: Path) -> None:
+    """Every line is answered once, whichever of the two runs it was."""
+    (tmp_path / "in.jsonl").write_bytes(jsonl(chat(str(n), "!sleep 0.2 x") for n in range(20)))
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("TIDEMILL_", "LOGOS_"))}
+    env["TIDEMILL_BATCH_LOCAL_CONCURRENCY"] = "2"
+    command = [sys.executable, "-m", "tidemill", "run", "-o", "out.jsonl", "--engine", "echo"]
+    first = subprocess.Popen(
+        [*command, "in.jsonl"],
+        cwd=tmp_path,
+        env=env,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    store = tmp_path / "tidemill-data"
+    deadline = time.monotonic() + 30
+    while not any(path.stat().st_size for path in store.glob("incremental/batch_*.jsonl")):
+        assert time.monotonic() < deadline, "no line was finished"
+        time.sleep(0.02)
+    os.killpg(first.pid, signal.SIGINT)
+    err = first.communicate(timeout=30)[1]
+    assert first.returncode == 130
+    assert "Traceback" not in err
+    assert not (tmp_path / "out.jsonl").exists()
+
+    advice = re.search(r"tidemill run (--resume batch_\w+ -o out\.jsonl --storage-path \S+)", err)
+    assert advice is not None
+    resumed = subprocess.run(
+        [*command, *advice[1].split()],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert set(rows((tmp_path / "out.jsonl").read_bytes())) == {str(n) for n in range(20)}
