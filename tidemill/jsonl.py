@@ -1,7 +1,7 @@
 """The check of a JSONL input file, line by line, all problems in one go.
 
 One class serves the upload, the batch that validates a stored file, and ``tidemill check``. Rules:
-sections D1, G and H of docs/reference/api.md.
+sections G and H of docs/reference/api.md.
 """
 
 from __future__ import annotations

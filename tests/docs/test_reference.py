@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+from tidemill.handlers import MIRRORS, ROUTES
 from tidemill.jsonl import ERROR_CODES
 from tidemill.settings import rows
 
@@ -82,3 +83,30 @@ def test_settings_in_prose_exist() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         named = set(re.findall(r"\b(?:TIDEMILL|LOGOS)_[A-Z_]+\b", page.read_text("utf-8")))
         assert named <= known, f"{page.name} names {sorted(named - known)}"
+
+
+def test_every_route_is_in_the_reference_and_the_reverse() -> None:
+    """Method and path, below every mirror that the page names."""
+    text = (REFERENCE / "api.md").read_text("utf-8")
+    served = {
+        (str(method), plain(path))
+        for handlers in (*(handlers for _, handlers in MIRRORS), ROUTES)
+        for handler in handlers
+        for path in handler.paths
+        for method in handler.http_methods
+    }
+    named = set(re.findall(r"^\| `([A-Z]+)` \| `(/[^`]*)` \|", text, re.MULTILINE))
+    assert named == served
+    mirrors = re.search(r"\| mirror \| serves \|\n(.*?)\n\n", text, re.DOTALL)
+    assert mirrors is not None
+    shown = {
+        path
+        for line in mirrors[1].splitlines()
+        for path in re.findall(r"`(/[^`]*)`", line.split("|")[1])
+    }
+    assert shown == {plain(prefix) for prefix, _ in MIRRORS}
+
+
+def plain(path: str) -> str:
+    """A route template without the types of its parameters."""
+    return re.sub(r"\{(\w+):\w+\}", r"{\1}", path)
