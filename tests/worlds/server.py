@@ -49,7 +49,11 @@ class Server:
         self._process: ServerProcess | None = None
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self._clean()
+            raise
         return self
 
     def __exit__(
@@ -60,6 +64,9 @@ class Server:
     ) -> None:
         if self._process is not None and self._process.returncode is None:
             self.process.stop(timeout_s=20)
+        self._clean()
+
+    def _clean(self) -> None:
         if self._folder is not None:
             self._folder.cleanup()
 
