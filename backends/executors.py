@@ -1,11 +1,11 @@
-"""What runs a line: here, on this server's engines."""
+"""What runs a line from here: on this server's engines, or at a provider's ordinary route."""
 
 from __future__ import annotations
 
 import msgspec
 import structlog
 
-from tidemill.backends.inference import LocalInference
+from tidemill.backends.routed import Bounded
 from tidemill.types import Lane, Lease, Outcome, Refusal
 
 log = structlog.get_logger()
@@ -19,14 +19,14 @@ _line = msgspec.json.Decoder(_Line)
 
 
 class LocalExecutor:
-    """The ``Executor`` over ``LocalInference``: one line is one request in the batch lane."""
+    """The ``Executor`` over an ``Inference``: one line is one request in the batch lane."""
 
-    def __init__(self, inference: LocalInference) -> None:
+    def __init__(self, inference: Bounded) -> None:
         self._inference = inference
 
     @property
     def capacity(self) -> int:
-        """Lines in flight that keep the engines busy."""
+        """Lines in flight that keep everything busy."""
         return self._inference.capacity
 
     async def execute(self, lease: Lease) -> Outcome:

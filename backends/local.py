@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from tidemill import wire
 from tidemill.errors import NotCancellable
@@ -13,10 +13,14 @@ from tidemill.scheduler.states import CANCELLABLE
 from tidemill.types import (
     BatchRecord,
     BatchStatus,
+    FileFacts,
     FileRecord,
     NewBatch,
     Upload,
 )
+
+Place = Callable[[FileFacts, Upload], Awaitable[FileFacts]]
+"""Decides where a checked file's batch runs; raises when nowhere."""
 
 
 class LocalBackend:
@@ -32,12 +36,14 @@ class LocalBackend:
         knows: Callable[[str], bool],
         max_bytes: int,
         max_lines: int,
+        place: Place | None = None,
     ) -> None:
         self._store = store
         self._runner = runner
         self._knows = knows
         self._max_bytes = max_bytes
         self._max_lines = max_lines
+        self._place = place
 
     async def accept(self, upload: Upload) -> FileRecord:
         """Check and store an upload in one pass; a refused or broken one leaves nothing behind."""
@@ -61,6 +67,8 @@ class LocalBackend:
         rest, facts = checker.finish()
         for chunk in rest.chunks:
             await draft.append(chunk)
+        if self._place is not None:
+            facts = await self._place(facts, upload)
         return await draft.commit(
             facts, expires_after_s=upload.expiry() if upload.expiry is not None else None
         )
@@ -75,6 +83,11 @@ class LocalBackend:
             raise
         self._runner.opened(batch, reserved)
         return batch
+
+    def take_over(self, batch: BatchRecord, queued: int) -> None:
+        """Run a batch here that a provider gave back, with ``queued`` lines still to run."""
+        self._runner.intake_pool.add(queued)
+        self._runner.opened(batch, 0)
 
     async def refresh(self, batch: BatchRecord) -> BatchRecord:
         """The record is always current here."""

@@ -2,36 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 
-from tidemill.errors import Forbidden, NotFound, NotSupported
+from tidemill.backends.provider import ProviderBackend
+from tidemill.errors import Forbidden, NotSupported, ProviderUnavailable
 from tidemill.ports import Backend
-from tidemill.types import FileRecord, Upload
+from tidemill.types import BatchRecord, FileRecord, NewBatch, Upload
 
 
 class BackendRegistry:
-    """Implements ``ports.Registry``."""
+    """Implements ``ports.Registry``. ``backends`` has ``local`` and the providers by name."""
 
     def __init__(self, backends: Mapping[str, Backend]) -> None:
         self._backends = dict(backends)
 
     async def accept(self, upload: Upload) -> FileRecord:
-        """Check and store an upload, and decide where its batch will run."""
-        if upload.provider is not None:
+        """Check and store an upload, decide where its batch will run, and hand it there.
+
+        What is certain to be refused is refused before the body is read.
+        """
+        if upload.provider is not None and not self._is_provider(upload.provider):
             raise Forbidden(
                 f"The key may not use a provider named '{upload.provider}'.",
                 param="X-Tidemill-Provider",
+                code="provider_not_permitted",
             )
-        if upload.execution == "provider":
+        if upload.execution == "provider" and not any(map(self._is_provider, self._backends)):
             raise NotSupported(
                 "No provider with a batch API is configured; send X-Tidemill-Execution: auto or "
                 "local to run the batch here."
             )
-        return await self.named("local").accept(upload)
+        file = await self._backends["local"].accept(upload)
+        backend = self.named(file.facts.placement.backend)
+        if isinstance(backend, ProviderBackend):
+            await backend.take(file)
+        return file
 
     def named(self, name: str) -> Backend:
-        """The backend of a placement."""
-        try:
-            return self._backends[name]
-        except KeyError:
-            raise NotFound(f"The backend '{name}' of this object is not configured.") from None
+        """The backend of a placement; for a provider that is no longer configured one that shows
+        what is on record and does nothing else."""
+        return self._backends.get(name) or Departed(name, self._backends["local"])
+
+    def shown(self, batch: BatchRecord) -> BatchRecord:
+        """A batch of a list, with what its provider last said; asks nobody."""
+        backend = self._backends.get(batch.placement.backend)
+        return backend.shown(batch) if isinstance(backend, ProviderBackend) else batch
+
+    def _is_provider(self, name: str) -> bool:
+        return isinstance(self._backends.get(name), ProviderBackend)
+
+
+class Departed:
+    """Stands for a provider that the settings no longer name: its objects remain readable."""
+
+    def __init__(self, name: str, local: Backend) -> None:
+        self.name = name
+        self._local = local
+
+    async def accept(self, upload: Upload) -> FileRecord:
+        """Refused."""
+        raise self._gone()
+
+    async def open(self, new: NewBatch) -> BatchRecord:
+        """Refused."""
+        raise self._gone()
+
+    async def refresh(self, batch: BatchRecord) -> BatchRecord:
+        """The record."""
+        return batch
+
+    async def cancel(self, batch: BatchRecord) -> BatchRecord:
+        """Refused: nobody can be told."""
+        raise self._gone()
+
+    def content(
+        self, file: FileRecord, start: int = 0, stop: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """Our copy."""
+        return self._local.content(file, start, stop)
+
+    def _gone(self) -> ProviderUnavailable:
+        return ProviderUnavailable(f"The provider '{self.name}' is no longer configured here.")

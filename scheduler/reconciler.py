@@ -3,7 +3,7 @@
 Knows keys and places only; what looking means is the caller's. Per place there is a heap of due
 times and a number of looks at once::
 
-    watch(key, place, in_s) ──► [due, key] … ──► look(key) ──► seconds to the next look, or None
+    watch(key, place, in_s) ──► [due, key] … ──► look(key, place) ──► seconds to the next, or None
 
 Nothing polls: each place sleeps until its earliest due time or until somebody watches something
 earlier.
@@ -25,11 +25,13 @@ from tidemill.scheduler.retry import backoff_s
 
 log = structlog.get_logger()
 
-Look = Callable[[int], Awaitable[float | None]]
+Look = Callable[[int, str], Awaitable[float | None]]
+"""Called with key and place; returns seconds until the next look, None when there is none."""
 
 
 class _Place:
-    def __init__(self, limit: int) -> None:
+    def __init__(self, name: str, limit: int) -> None:
+        self.name = name
         self.bell = Bell()
         self.heap: list[tuple[float, int]] = []
         self.due: dict[int, float] = {}
@@ -46,7 +48,7 @@ class Reconciler:
     ) -> None:
         self._look = look
         self._now = now
-        self._places = {name: _Place(limit) for name, limit in limits.items()}
+        self._places = {name: _Place(name, limit) for name, limit in limits.items()}
         self._tasks: TaskGroup | None = None
 
     def watch(self, key: int, place: str, in_s: float = 0.0) -> None:
@@ -109,7 +111,7 @@ class Reconciler:
 
     async def _look_at(self, at: _Place, key: int, holds_slot: bool) -> None:
         try:
-            next_s = await self._look(key)
+            next_s = await self._look(key, at.name)
             at.failures.pop(key, None)
         except Exception:
             failures = at.failures[key] = at.failures.get(key, 0) + 1

@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from tidemill import telemetry
 from tidemill.backends.executors import LocalExecutor
 from tidemill.backends.inference import LocalInference
 from tidemill.backends.local import LocalBackend
+from tidemill.backends.providers import Providers
 from tidemill.backends.registry import BackendRegistry
+from tidemill.backends.routed import RoutedInference
 from tidemill.errors import SettingsError, TidemillError
 from tidemill.handlers import create_app
 from tidemill.handlers.deps import Services
@@ -61,8 +64,9 @@ async def running(settings: Settings) -> AsyncGenerator[Server]:
     await store.start()
     try:
         await _require_keys(settings, store)
-        async with _replicas(settings) as replicas:
-            inference = LocalInference(replicas, settings)
+        async with _replicas(settings) as replicas, _providers(settings, store) as providers:
+            engines = LocalInference(replicas, settings)
+            inference = RoutedInference((engines, *providers.routes))
             executor = LocalExecutor(inference)
             runner = Runner(
                 store,
@@ -78,14 +82,16 @@ async def running(settings: Settings) -> AsyncGenerator[Server]:
             local = LocalBackend(
                 store,
                 runner,
-                knows=inference.knows,
+                knows=lambda model: inference.knows(model) or providers.batches(model),
                 max_bytes=settings.max_batch_file_bytes,
                 max_lines=settings.max_batch_requests,
+                place=partial(providers.place, runs_here=inference.knows),
             )
+            remote = providers.open_backends(local.accept, local.take_over)
             services = Services(
                 settings=settings,
                 store=store,
-                backends=BackendRegistry({local.name: local}),
+                backends=BackendRegistry({local.name: local, **remote}),
                 inference=inference,
                 pool_status=_pool_status(runner, replicas),
                 health=_health(store, replicas),
@@ -93,11 +99,13 @@ async def running(settings: Settings) -> AsyncGenerator[Server]:
             )
             async with anyio.create_task_group() as tasks:
                 await tasks.start(runner.run)
+                await tasks.start(providers.run)
                 try:
                     yield Server(settings, store, replicas, runner, services)
                 finally:
                     with anyio.CancelScope(shield=True):
                         await runner.drain(settings.drain_seconds)
+                    tasks.cancel_scope.cancel()
     finally:
         with anyio.CancelScope(shield=True):
             await store.close()
@@ -126,6 +134,16 @@ def _is_ip(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+@asynccontextmanager
+async def _providers(settings: Settings, store: Store) -> AsyncGenerator[Providers]:
+    providers = Providers(settings, store)
+    try:
+        yield providers
+    finally:
+        with anyio.CancelScope(shield=True):
+            await providers.close()
 
 
 @asynccontextmanager

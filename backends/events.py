@@ -1,0 +1,75 @@
+"""Server-sent events of a provider on their way through: renamed, and read for their usage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tidemill.backends.rewriting import renamed, usage_of
+from tidemill.types import Usage
+
+_DONE = b"[DONE]"
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[msgspec.Raw] | None = None
+    usage: msgspec.Raw | None = None
+    response: msgspec.Raw | None = None
+
+
+_chunk = msgspec.json.Decoder(_Chunk)
+
+
+class Events:
+    """Cuts a byte stream into events and passes each on, changed only where it must be.
+
+    ``model`` is put in place of the provider's name for it; None leaves events as they come.
+    ``wants_usage`` False drops the chunk that only carries usage: it was asked for by us.
+    """
+
+    def __init__(self, model: str | None, *, wants_usage: bool) -> None:
+        self._model = model
+        self._wants_usage = wants_usage
+        self._rest = b""
+        self.usage = Usage()
+        """Of the whole answer, once the stream has said it."""
+        self.begun = False
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The events that end in this piece, each with its blank line."""
+        *whole, self._rest = (self._rest + piece).replace(b"\r\n", b"\n").split(b"\n\n")
+        passed = [event for event in map(self._pass, whole) if event is not None]
+        self.begun = self.begun or bool(passed)
+        return passed
+
+    def _pass(self, event: bytes) -> bytes | None:
+        lines = event.split(b"\n")
+        data = b"\n".join(
+            line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")
+        )
+        if not data or data == _DONE:
+            return event + b"\n\n"
+        try:
+            chunk = _chunk.decode(data)
+            if chunk.usage is not None:
+                self.usage = usage_of(data) if usage_of(data) != Usage() else self.usage
+                if chunk.choices == [] and not self._wants_usage:
+                    return None
+            if chunk.response is not None:
+                self.usage = usage_of(bytes(chunk.response))
+            if self._model is None:
+                return event + b"\n\n"
+            data = self._renamed(data, chunk)
+        except msgspec.DecodeError:
+            return event + b"\n\n"
+        others = [line for line in lines if not line.startswith(b"data:")]
+        return b"\n".join([*others, b"data: " + data]) + b"\n\n"
+
+    def _renamed(self, data: bytes, chunk: _Chunk) -> bytes:
+        assert self._model is not None
+        if chunk.response is None:
+            return renamed(data, self._model)
+        fields: dict[str, Any] = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        fields["response"] = msgspec.Raw(renamed(bytes(chunk.response), self._model))
+        return msgspec.json.encode(fields)

@@ -1,0 +1,210 @@
+"""A provider's ordinary routes: interactive requests, and batch lines that it does not batch.
+
+A cloud model that cannot be batched runs here line by line, behind the provider's concurrency and
+its ``Retry-After``, at the standard price. Bodies pass unchanged but for the model's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tidemill.backends import refusals
+from tidemill.backends.dialects import Dialect
+from tidemill.backends.events import Events
+from tidemill.backends.refusals import Failure, Meaning
+from tidemill.backends.rewriting import body_defaults, in_our_words, renamed, usage_of
+from tidemill.errors import BadRequest, ModelNotFound, RequestRefused, TidemillError, refusal
+from tidemill.scheduler.retry import Gate
+from tidemill.types import Answer, BatchParams, Lane, ModelCard, Outcome, Refusal, Usage
+
+_fields = msgspec.json.Decoder(dict[str, Any])
+
+_STREAMING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
+
+
+class OrdinaryRoutes:
+    """Implements ``ports.Inference`` on one provider."""
+
+    def __init__(self, dialect: Dialect, gate: Gate) -> None:
+        self._dialect = dialect
+        self._gate = gate
+        self._provider = dialect.provider
+        self._names = {
+            ours: model.standard
+            for ours, model in dialect.provider.models.items()
+            if model.standard is not None
+        }
+
+    def cards(self) -> Sequence[ModelCard]:
+        """Its models under our names. What a model can do, the provider knows: all is allowed."""
+        return tuple(
+            ModelCard(id=name, owned_by=self._provider.name, embeddings=True, tools=True)
+            for name in self._names
+        )
+
+    def knows(self, model: str) -> bool:
+        """True when its ordinary routes serve the model."""
+        return model in self._names
+
+    @property
+    def capacity(self) -> int:
+        """Lines that it may be given now."""
+        return int(self._gate.limit)
+
+    async def answer(
+        self,
+        endpoint: str,
+        body: bytes,
+        *,
+        lane: Lane,
+        owner: str,
+        defaults: Any = None,
+        model: str | None = None,
+    ) -> Outcome:
+        """Run one request there; failures are a ``Refusal`` with the provider's own body."""
+        try:
+            ours, fields = self._read(endpoint, body, model, defaults)
+        except TidemillError as error:
+            return refusal(error)
+        if fields.get("stream"):
+            return Refusal(
+                status_code=400,
+                code="streaming_unsupported",
+                message="This request cannot stream; remove 'stream' or set it to false.",
+                param="body.stream",
+            )
+        theirs = self._names[ours]
+        async with self._gate.enter(lane):
+            try:
+                raw = await self._call(endpoint, theirs, fields)
+            except Exception as exc:  # noqa: BLE001 - read() raises what is no failure of theirs
+                return self._refused(refusals.read(exc), ours)
+            self._gate.succeeded()
+        # Providers indent; a result row is one line.
+        content = msgspec.json.format(raw.http_response.content, indent=-1)
+        answer = renamed(content, ours) if ours != theirs else content
+        return Answer(
+            body=answer,
+            usage=usage_of(content),
+            model=ours,
+            request_id=raw.headers.get("x-request-id") or "",
+        )
+
+    async def stream(
+        self,
+        endpoint: str,
+        body: bytes,
+        *,
+        owner: str,
+        model: str | None = None,
+        booked: Callable[[str, Usage], None] | None = None,
+    ) -> AsyncIterator[bytes]:
+        """The provider's events as they come. Raises ``TidemillError`` before the first one."""
+        if endpoint not in _STREAMING:
+            raise BadRequest("This endpoint does not stream.", param="stream")
+        ours, fields = self._read(endpoint, body, model, None)
+        theirs = self._names[ours]
+        events = Events(ours if ours != theirs else None, wants_usage=_wants_usage(fields))
+        if endpoint != "/v1/responses":
+            # Always asked for, so that the stream can be booked; shown only to who wanted it.
+            options = fields.get("stream_options") or {}
+            fields["stream_options"] = {**options, "include_usage": True}
+        try:
+            async with self._gate.enter(Lane.INTERACTIVE):
+                try:
+                    async with self._streaming(endpoint, theirs, fields) as response:
+                        async for piece in response.iter_bytes():
+                            for event in events.feed(piece):
+                                yield event
+                except Exception as exc:
+                    failure = refusals.read(exc)
+                    self._throttle(failure)
+                    raise refusals.error_of(self._provider.name, failure) from exc
+                self._gate.succeeded()
+        finally:
+            if booked is not None and events.begun:
+                booked(ours, events.usage)
+
+    # --- one call -----------------------------------------------------------------------------
+
+    def _read(
+        self, endpoint: str, body: bytes, forced: str | None, defaults: BatchParams | None
+    ) -> tuple[str, dict[str, Any]]:
+        try:
+            fields = _fields.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+            raise RequestRefused(f"The body is not a JSON object: {exc}.") from exc
+        ours = forced or fields.get("model")
+        if not isinstance(ours, str) or ours not in self._names:
+            raise ModelNotFound(
+                f"The model '{ours}' does not exist or is not served here.", param="model"
+            )
+        more = body_defaults(defaults or BatchParams(), endpoint, self._provider.kind)
+        limits = {"max_tokens", "max_completion_tokens", "max_output_tokens"}
+        for name, value in more.items():
+            if not (name in limits and limits & fields.keys()):
+                fields.setdefault(name, value)
+        fields["model"] = self._names[ours]
+        return ours, fields
+
+    async def _call(self, endpoint: str, theirs: str, fields: Mapping[str, Any]) -> Any:
+        """Through the SDK, the whole body as it is: its own parameters only name the route."""
+        client, body = self._dialect.client, dict(fields)
+        if endpoint == "/v1/chat/completions":
+            return await client.chat.completions.with_raw_response.create(
+                model=theirs, messages=[], extra_body=body
+            )
+        if endpoint == "/v1/completions":
+            return await client.completions.with_raw_response.create(
+                model=theirs, prompt="", extra_body=body
+            )
+        if endpoint == "/v1/embeddings":
+            # Without a word about it the SDK would ask for base64 where the client did not.
+            body.setdefault("encoding_format", "float")
+            return await client.embeddings.with_raw_response.create(
+                model=theirs, input="", extra_body=body
+            )
+        return await client.responses.with_raw_response.create(model=theirs, extra_body=body)
+
+    def _streaming(self, endpoint: str, theirs: str, fields: Mapping[str, Any]) -> Any:
+        client, body = self._dialect.client, dict(fields)
+        if endpoint == "/v1/chat/completions":
+            return client.chat.completions.with_streaming_response.create(
+                model=theirs, messages=[], stream=True, extra_body=body
+            )
+        if endpoint == "/v1/completions":
+            return client.completions.with_streaming_response.create(
+                model=theirs, prompt="", stream=True, extra_body=body
+            )
+        return client.responses.with_streaming_response.create(
+            model=theirs, stream=True, extra_body=body
+        )
+
+    def _throttle(self, failure: Failure) -> None:
+        if failure.status == 429:
+            self._gate.throttled(failure.retry_after_s)
+
+    def _refused(self, failure: Failure, ours: str) -> Refusal:
+        self._throttle(failure)
+        names = {ours: self._names[ours]}
+        error = refusals.error_of(self._provider.name, failure)
+        transient = failure.meaning is Meaning.TRANSIENT
+        return Refusal(
+            status_code=error.status,
+            code=error.code or "provider_refused",
+            message=in_our_words(error.message, names),
+            param=error.param,
+            type=error.type,
+            retry=transient,
+            retry_after_s=failure.retry_after_s,
+            # "Too fast" is ours to mend, by going slower; it must not use up the line's attempts.
+            spend=not (transient and failure.status == 429),
+        )
+
+
+def _wants_usage(fields: Mapping[str, Any]) -> bool:
+    options = fields.get("stream_options")
+    return isinstance(options, dict) and bool(options.get("include_usage"))

@@ -1,0 +1,177 @@
+"""All providers of one server, put together: verdicts, placement, backends, one reconciler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import anyio
+import msgspec
+from anyio.abc import TaskStatus
+
+from tidemill import clock
+from tidemill.backends.capability import Capability
+from tidemill.backends.dialects import Dialect, dialect_of
+from tidemill.backends.eligibility import MIXED, Eligibility
+from tidemill.backends.ordinary import OrdinaryRoutes
+from tidemill.backends.placement import Candidate, Question, place
+from tidemill.backends.provider import Keep, ProviderBackend, Takeover
+from tidemill.ports import Store
+from tidemill.providers import Provider, parse
+from tidemill.scheduler.reconciler import Reconciler
+from tidemill.scheduler.retry import Gate
+from tidemill.settings import Settings
+from tidemill.types import FileFacts, Upload
+
+
+class Providers:
+    """What the composition root, the handlers and the CLI need to know of providers."""
+
+    def __init__(
+        self, settings: Settings, store: Store, environ: Mapping[str, str] | None = None
+    ) -> None:
+        """Raises ``SettingsError`` where a provider's credential is missing."""
+        self._settings = settings
+        self._store = store
+        configured = parse(settings.providers, azure_api_version=settings.azure_batch_api_version)
+        self.dialects: dict[str, Dialect] = {
+            provider.name: dialect_of(provider, environ) for provider in configured
+        }
+        self.eligibility = Eligibility(
+            store.facts, ttl_days=settings.batch_model_eligibility_ttl_days
+        )
+        self.capability = Capability(
+            self.dialects.values(), store.facts, ttl_hours=settings.batch_capability_ttl_hours
+        )
+        self._gates = {
+            name: Gate(dialect.provider.concurrency) for name, dialect in self.dialects.items()
+        }
+        self.routes = tuple(
+            OrdinaryRoutes(dialect, self._gates[name]) for name, dialect in self.dialects.items()
+        )
+        """Their ordinary routes, in the order of the settings."""
+        self.backends: dict[str, ProviderBackend] = {}
+        """By name; filled by ``open_backends``."""
+
+    @property
+    def configured(self) -> tuple[Provider, ...]:
+        """The providers of the settings, in order."""
+        return tuple(dialect.provider for dialect in self.dialects.values())
+
+    def open_backends(self, keep: Keep, takeover: Takeover) -> dict[str, ProviderBackend]:
+        """Make the backends. ``keep`` checks and stores an upload, ``takeover`` runs a batch
+        here."""
+        settings = self._settings
+        for name, dialect in self.dialects.items():
+            self.backends[name] = ProviderBackend(
+                dialect,
+                self._store,
+                self.eligibility,
+                gate=self._gates[name],
+                keep=keep,
+                takeover=takeover,
+                interval_s=settings.batch_reconcile_interval_s,
+                refresh_s=settings.provider_refresh_s,
+                fallback_on_quota=settings.fallback_on_quota,
+            )
+        return self.backends
+
+    def batches(self, model: str) -> bool:
+        """True when some provider has a batch name for the model."""
+        return any(model in provider.batch_models() for provider in self.configured)
+
+    async def place(
+        self, facts: FileFacts, upload: Upload, runs_here: Callable[[str], bool]
+    ) -> FileFacts:
+        """The facts of a checked file with its placement. Raises as ``placement.place``."""
+        models = frozenset(facts.models)
+        candidates: tuple[Candidate, ...] = ()
+        if facts.checked and upload.execution != "local":
+            candidates = await self._candidates(models)
+        elif upload.provider is not None:
+            candidates = tuple(Candidate(name=name) for name in self.dialects)
+        question = Question(
+            models=models,
+            runs_here=frozenset(model for model in models if runs_here(model)),
+            candidates=candidates,
+            execution=upload.execution,
+            provider=upload.provider,
+            prefer=self._settings.prefer,
+        )
+        return msgspec.structs.replace(facts, placement=place(question))
+
+    async def _candidates(self, models: frozenset[str]) -> tuple[Candidate, ...]:
+        found: dict[str, Candidate] = {}
+
+        async def ask(provider: Provider) -> None:
+            verdict = await self.capability.verdict(provider.name)
+            refused = await self.eligibility.refused(provider.name)
+            found[provider.name] = Candidate(
+                name=provider.name,
+                verdict=verdict.state,
+                batches=provider.batch_models(),
+                refused=refused - {MIXED},
+                one_model=MIXED in refused,
+                price=_price(provider, models),
+            )
+
+        async with anyio.create_task_group() as tasks:
+            for provider in self.configured:
+                tasks.start_soon(ask, provider)
+        return tuple(found[provider.name] for provider in self.configured)
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Probe, reconcile and settle until cancelled."""
+
+        async def look(batch_seq: int, provider: str) -> float | None:
+            return await self.backends[provider].look(batch_seq)
+
+        reconciler = Reconciler(look, {p.name: p.concurrency for p in self.configured})
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(reconciler.run)
+            for backend in self.backends.values():
+                await backend.start(reconciler)
+            tasks.start_soon(self.capability.run)
+            task_status.started()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for dialect in self.dialects.values():
+            await dialect.close()
+
+    async def report(self) -> list[dict[str, Any]]:
+        """Each provider with verdict, age and reason, for ``GET /v1/providers`` and the CLI."""
+        known = self.capability.known()
+        refused = await self.eligibility.all()
+        now = clock.now()
+        rows = []
+        for provider in self.configured:
+            verdict = known.get(provider.name)
+            rows.append(
+                {
+                    "object": "provider",
+                    "name": provider.name,
+                    "kind": provider.kind,
+                    "base_url": provider.base_url,
+                    "models": sorted(provider.models),
+                    "batch_api": verdict.state if verdict else "unknown",
+                    "reason": verdict.reason if verdict else "not probed yet",
+                    "checked_at": verdict.checked_at if verdict else None,
+                    "age_s": now - verdict.checked_at if verdict else None,
+                    "not_batched": [
+                        {"model": r.model, "reason": r.reason, "since_at": r.since_at}
+                        for r in refused
+                        if r.provider == provider.name
+                    ],
+                }
+            )
+        return rows
+
+
+def _price(provider: Provider, models: frozenset[str]) -> float | None:
+    prices = [
+        model.price.batch
+        for name, model in provider.models.items()
+        if name in models and model.price is not None
+    ]
+    return sum(prices) if len(prices) == len(models) else None

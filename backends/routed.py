@@ -1,0 +1,98 @@
+"""One place to ask for every model: this server's engines first, then providers in order."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from tidemill.errors import ModelNotFound, refusal
+from tidemill.ports import Inference
+from tidemill.types import Lane, ModelCard, Outcome, Usage
+
+
+class Bounded(Inference, Protocol):
+    """An ``Inference`` that says how many lines keep it busy."""
+
+    @property
+    def capacity(self) -> int: ...
+
+
+class _Named(msgspec.Struct):
+    model: Any = None
+
+
+_named = msgspec.json.Decoder(_Named)
+
+
+class RoutedInference:
+    """Implements ``ports.Inference`` by asking the first place that knows the model.
+
+    What nobody knows goes to the first place, whose words for it are the server's own.
+    """
+
+    def __init__(self, places: Sequence[Bounded]) -> None:
+        self._places = tuple(places)
+
+    def cards(self) -> Sequence[ModelCard]:
+        """All models; where two places serve one name, the first is asked, and shown."""
+        cards: dict[str, ModelCard] = {}
+        for place in self._places:
+            for card in place.cards():
+                cards.setdefault(card.id, card)
+        return tuple(cards.values())
+
+    def knows(self, model: str) -> bool:
+        """True when a request for this model can run somewhere from here."""
+        return any(place.knows(model) for place in self._places)
+
+    @property
+    def capacity(self) -> int:
+        """Lines that keep all places busy."""
+        return sum(place.capacity for place in self._places)
+
+    async def answer(
+        self,
+        endpoint: str,
+        body: bytes,
+        *,
+        lane: Lane,
+        owner: str,
+        defaults: Any = None,
+        model: str | None = None,
+    ) -> Outcome:
+        """Run one request where its model is served."""
+        place = self._place(body, model)
+        if place is None:
+            return refusal(ModelNotFound("No model is served here.", param="model"))
+        return await place.answer(
+            endpoint, body, lane=lane, owner=owner, defaults=defaults, model=model
+        )
+
+    def stream(
+        self,
+        endpoint: str,
+        body: bytes,
+        *,
+        owner: str,
+        model: str | None = None,
+        booked: Callable[[str, Usage], None] | None = None,
+    ) -> AsyncIterator[bytes]:
+        """Server-sent events from where the model is served."""
+        place = self._place(body, model)
+        if place is None:
+            raise ModelNotFound("No model is served here.", param="model")
+        return place.stream(endpoint, body, owner=owner, model=model, booked=booked)
+
+    def _place(self, body: bytes, forced: str | None) -> Bounded | None:
+        name = forced or _model(body)
+        known = (p for p in self._places if isinstance(name, str) and p.knows(name))
+        return next(known, self._places[0] if self._places else None)
+
+
+def _model(body: bytes) -> Any:
+    try:
+        return _named.decode(body).model
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None  # whoever is asked says what is wrong with it
