@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from tests.handlers.conftest import ALICE, BOB, Open, World
+from tests.handlers.world import ALICE, BOB, Open, World
 from tidemill import clock
 from tidemill.handlers import MIRRORS
 from tidemill.types import KeyRecord

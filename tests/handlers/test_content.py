@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.handlers.conftest import World, line
+from tests.handlers.world import World, line
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.handlers.conftest import Open, World, line
+from tests.handlers.world import Open, World, line
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ import pytest
 from openai.types import Model
 from openai.types.chat import ChatCompletion
 
-from tests.handlers.conftest import ALICE, Open, World
+from tests.handlers.world import ALICE, Open, World
 from tidemill.types import UsageRow
 
 pytestmark = pytest.mark.anyio
