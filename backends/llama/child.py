@@ -33,7 +33,7 @@ KV_BYTES = 1 << 30
 machine's at most. It is written at the start, which takes a second or two for each gigabyte."""
 LONGEST_DEFAULT = 8192
 LONGEST_EMBEDDING = 2048
-WARNING = 3
+ERROR = 4
 
 
 class Size:
@@ -78,7 +78,7 @@ class Outbox:
     def flush(self, gauges: Gauges | None = None) -> None:
         """Send what was posted, if anything was or the load changed."""
         with self._lock:
-            changed = gauges is not None and gauges != self._gauges
+            changed = gauges is not None and _load(gauges) != _load(self._gauges)
             self._gauges = gauges or self._gauges
             if not (self._events or changed):
                 return
@@ -101,6 +101,10 @@ class Outbox:
                 self._sock.sendall(m.frame(report))
             except OSError:
                 os._exit(0)  # the server is gone, and with it the reason to be
+
+
+def _load(gauges: Gauges) -> tuple[int, int, int]:
+    return gauges.active, gauges.waiting, gauges.parked
 
 
 class Child:
@@ -220,7 +224,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sock = socket.socket(fileno=int(sys.argv[1]))
-    log = silence(WARNING)
+    log = silence(ERROR)
     outbox = Outbox(sock)
     body = m.read_frame(sock)
     load = m.question(body) if body is not None else None

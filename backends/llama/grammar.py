@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,10 @@ _UNKEPT = (
     "not", "if", "then", "else", "patternProperties", "propertyNames", "minProperties",
     "maxProperties", "dependentRequired", "dependentSchemas", "contains", "unevaluatedProperties",
 )  # fmt: skip
+# The grammar spells repetitions out; llama.cpp's own limit is twice this.
+_MOST_REPETITIONS = 1000
+_REPEATED = ("minLength", "maxLength", "minItems", "maxItems")
+_LARGEST = 512 * 1024
 # JSON allows no raw control character in a string, the converter's own rule does.
 _CHAR = (
     r'char ::= [^"\\\x00-\x1F\x7F] | "\\" (["\\/bfnrt] | '
@@ -42,12 +47,18 @@ def from_schema(schema: dict[str, Any], *, begin: str = "", end: str = "", param
             raise _bad(param, f"$ref {value!r} is not within the schema (#/...)")
         if key in _UNKEPT:
             raise _bad(param, f"the keyword '{key}' is not supported")
+        if key in _REPEATED and isinstance(value, int) and value > _MOST_REPETITIONS:
+            raise _bad(param, f"{key} may be at most {_MOST_REPETITIONS}, not {value}")
+        if key == "pattern" and any(int(n) > _MOST_REPETITIONS for n in _numbers(value)):
+            raise _bad(param, f"a pattern may repeat at most {_MOST_REPETITIONS} times")
     try:
         gbnf = json_schema_to_gbnf(json.dumps(schema or {"type": "object"}))
     except RecursionError as exc:
         raise _bad(param, "it is nested too deeply") from exc
     except (AssertionError, ValueError, KeyError, TypeError, AttributeError, IndexError) as exc:
         raise _bad(param, str(exc).strip().split("\n")[0] or type(exc).__name__) from exc
+    if len(gbnf) > _LARGEST:
+        raise _bad(param, "its grammar is too large")
     lines = [_CHAR if line.startswith("char ::=") else line for line in gbnf.splitlines()]
     if not (begin or end):
         return "\n".join(lines)
@@ -71,6 +82,11 @@ def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
                     continue
                 yield key, value
                 stack.append(value)
+
+
+def _numbers(pattern: Any) -> list[str]:
+    """Numbers in the quantifiers of a regular expression."""
+    return re.findall(r"\d+", " ".join(re.findall(r"\{([\d,\s]*)\}", str(pattern))))
 
 
 def _bad(param: str, reason: str) -> RequestRefused:

@@ -117,7 +117,8 @@ class Model:
 
 
 def silence(level: int) -> Any:
-    """Send llama.cpp's log lines of ``level`` and worse (3 = warning, 4 = error) to standard error.
+    """Send llama.cpp's log lines of ``level`` and worse (3 = warning, 4 = error) to standard error
+    and drop the others.
 
     Returns the callback, which must be kept alive.
     """

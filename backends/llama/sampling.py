@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp as C
@@ -98,7 +99,7 @@ def _best(candidates: NDArray[np.void]) -> int | None:
     return int(candidates["id"][candidates["logit"].argmax()]) if len(candidates) else None
 
 
-def _chain(model: Model, s: Sampling) -> int | None:
+def _chain(model: Model, s: Sampling) -> Any:
     """A chain in the order bias, penalties, top-k, top-p, min-p, temperature, draw; None when the
     choice is greedy and nothing moves the logits."""
     parts = []
@@ -134,7 +135,7 @@ def _chain(model: Model, s: Sampling) -> int | None:
     chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
     for part in parts:
         C.llama_sampler_chain_add(chain, part)
-    return int(chain)
+    return chain
 
 
 def _seed(seed: int | None) -> int:

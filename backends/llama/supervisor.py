@@ -26,7 +26,7 @@ CRASHES = 3
 WITHIN_S = 60.0
 LONGEST_PAUSE_S = 30.0
 GRACE_S = 2.0
-STDERR_LINES = 20
+LONGEST_LINE = 500
 
 
 class Deaths:
@@ -63,12 +63,12 @@ class Deaths:
 
 
 class Process(NamedTuple):
-    """A running engine process: itself, what it says, and the last lines of its log."""
+    """A running engine process, the stream to and from it, and who reads its log."""
 
     process: asyncio.subprocess.Process
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    last_lines: asyncio.Task[deque[str]]
+    log: asyncio.Task[None]
 
 
 class Supervisor:
@@ -196,12 +196,14 @@ class Supervisor:
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
+                # On an abort ggml would start a debugger for a stack trace, if it finds one.
+                env={**os.environ, "GGML_NO_BACKTRACE": "1"},
             )
         reader, writer = await asyncio.open_connection(sock=ours)
         writer.write(m.frame(self._load))
         assert process.stderr is not None
-        last_lines = asyncio.create_task(_last_lines(process.stderr))
-        self._running = Process(process, reader, writer, last_lines)
+        said = asyncio.create_task(_pass_on(process.stderr, process.pid))
+        self._running = Process(process, reader, writer, said)
         return self._running
 
     async def _loaded(self, running: Process) -> m.Ready:
@@ -230,11 +232,11 @@ class Supervisor:
             process.kill()
             await process.wait()
         running.writer.close()
-        lines = await running.last_lines
+        await running.log
         self._running = None
         reason = _reason(process.returncode)
         if not kill:
-            log.error("engine_died", pid=process.pid, reason=reason, stderr=list(lines))
+            log.error("engine_died", pid=process.pid, reason=reason)
         return reason
 
 
@@ -248,17 +250,21 @@ async def _read(reader: asyncio.StreamReader) -> m.Report | None:
         return None
 
 
-async def _last_lines(stream: asyncio.StreamReader) -> deque[str]:
-    lines: deque[str] = deque(maxlen=STDERR_LINES)
+async def _pass_on(stream: asyncio.StreamReader, pid: int) -> None:
+    """Log what the process writes to standard error: llama.cpp's errors, assertions, tracebacks."""
     rest = b""
     while data := await stream.read(1 << 16):
-        *whole, rest = (rest + data).split(b"\n")
-        # A line without an end must not grow for ever.
-        rest = rest[-4096:]
-        lines.extend(line.decode("utf-8", "replace") for line in whole)
-    if rest:
-        lines.append(rest.decode("utf-8", "replace"))
-    return lines
+        *lines, rest = (rest + data).split(b"\n")
+        # llama.cpp prints a whole grammar in one line; its beginning is enough.
+        rest = rest[:LONGEST_LINE]
+        for line in lines:
+            _log_line(line, pid)
+    _log_line(rest, pid)
+
+
+def _log_line(line: bytes, pid: int) -> None:
+    if text := line[:LONGEST_LINE].decode("utf-8", "replace").rstrip():
+        log.warning("engine_says", pid=pid, text=text)
 
 
 def _reason(returncode: int | None) -> str:
