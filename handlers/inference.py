@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from typing import Any, TypeVar
 
 import anyio
@@ -204,7 +204,6 @@ class EventStream(Response[bytes]):
     def to_asgi_response(self, app: Any, request: Any, **options: Any) -> ASGIResponse:
         """Litestar's hook: the response that is sent."""
         given = options.get("headers") or {}
-        encoded: Iterable[tuple[bytes, bytes]] = options.get("encoded_headers") or ()
         return _Events(
             events=self._events,
             bill=self._bill,
@@ -214,7 +213,6 @@ class EventStream(Response[bytes]):
                 "cache-control": "no-cache",
                 "x-accel-buffering": "no",
             },
-            encoded_headers=encoded,
         )
 
 
@@ -225,12 +223,10 @@ class _Events(ASGIStreamingResponse):
         events: AsyncGenerator[bytes, None],
         bill: _Bill,
         headers: dict[str, Any],
-        encoded_headers: Iterable[tuple[bytes, bytes]],
     ) -> None:
         super().__init__(
             iterator=events,
             headers=headers,
-            encoded_headers=encoded_headers,
             media_type="text/event-stream",
             status_code=200,
         )
