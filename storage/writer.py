@@ -27,6 +27,7 @@ import structlog
 from tidemill.crash import crash_point
 from tidemill.errors import InvariantBroken, StoreUnavailable, TidemillError
 from tidemill.ports import Clock
+from tidemill.prices import Catalogue
 from tidemill.storage.connections import open_writer
 
 T = TypeVar("T")
@@ -70,10 +71,12 @@ Change = Appended | Finished | Removed
 class Tx:
     """A caller's part of a transaction."""
 
-    __slots__ = ("after", "changes", "conn", "now")
+    __slots__ = ("after", "changes", "conn", "now", "prices")
 
-    def __init__(self, conn: sqlite3.Connection, now: float) -> None:
+    def __init__(self, conn: sqlite3.Connection, now: float, prices: Catalogue) -> None:
         self.conn = conn
+        self.prices = prices
+        """In force for what is booked in this transaction."""
         self.now = now
         """The clock's time when the transaction began, epoch seconds with fraction."""
         self.changes: list[Change] = []
@@ -124,16 +127,25 @@ class _Job:
 class Writer:
     """Owns the writing connection; ``start`` and ``stop`` frame its thread."""
 
-    def __init__(self, path: Path, clock: Clock, committed: Callable[[list[Change]], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock,
+        committed: Callable[[list[Change]], None],
+        prices: Catalogue | None = None,
+    ) -> None:
         self._path = path
         self._clock = clock
         self._committed = committed
+        self._prices = prices or Catalogue()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._conn: sqlite3.Connection | None = None
         self._closed = True
         self._gate = threading.Lock()
         self._probing = False
+        self._trouble: str | None = None
+        """Why a caller of the running transaction could not write."""
         self.failure: str | None = None
         """Why the last transaction failed; None after one that did not."""
 
@@ -225,6 +237,7 @@ class Writer:
     def _transaction(self, group: list[_Job]) -> None:
         conn = self._conn
         assert conn is not None
+        self._trouble = None
         try:
             conn.execute("BEGIN IMMEDIATE")
             done = self._work(conn, group)
@@ -234,8 +247,7 @@ class Writer:
                 conn.execute("ROLLBACK")
             self._fail(group, exc)
             return
-        if done:
-            self.failure = None
+        self.failure = self._trouble
         for job in done:
             for name in job.after:
                 crash_point(name)
@@ -263,7 +275,7 @@ class Writer:
         return done
 
     def _attempt(self, conn: sqlite3.Connection, now: float, jobs: list[_Job]) -> bool:
-        tx = Tx(conn, now)
+        tx = Tx(conn, now, self._prices)
         conn.execute("SAVEPOINT caller")
         try:
             if jobs[0].merge is not None:
@@ -279,6 +291,8 @@ class Writer:
             conn.execute("RELEASE caller")
             for job in jobs:
                 job.error = _translated(exc)
+            if isinstance(jobs[0].error, StoreUnavailable):
+                self._trouble = f"the store cannot be written: {exc}"
             return False
         conn.execute("RELEASE caller")
         for job, result in zip(jobs, results, strict=True):
