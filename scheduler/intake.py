@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import structlog
 
+from tidemill.crash import crash_point
 from tidemill.errors import InvalidFile, TidemillError
 from tidemill.jsonl import Checker
 from tidemill.ports import Store
@@ -79,6 +80,7 @@ class Intake:
             problem = Problem(code=error.code or "batch_failed", message=error.message)
             return await self._fail(batch, reserved, problem)
         await self._store.batches.model(batch.seq, model, total)
+        crash_point("batch.read.before_start")
         moved = await self._store.batches.move(batch.seq, _VALIDATING, BatchStatus.IN_PROGRESS)
         self._pool.release(reserved)
         self._pool.add(total)

@@ -19,6 +19,7 @@ import structlog
 from anyio.abc import TaskGroup, TaskStatus
 
 from tidemill import clock, ids, telemetry, wire
+from tidemill.crash import crash_point
 from tidemill.ports import Executor, Store
 from tidemill.scheduler.admission import DrainRate, IntakePool, SchedulingPool
 from tidemill.scheduler.bell import Bell, Signals
@@ -116,6 +117,7 @@ class Runner:
 
     def cancelled(self, batch: BatchRecord) -> None:
         """A batch was moved to ``cancelling``."""
+        crash_point("batch.cancel.after_commit")
         self._close_soon(batch)
 
     def wake(self) -> None:
@@ -174,12 +176,8 @@ class Runner:
 
     def _adopt(self, batch: BatchRecord, reserved: int | None) -> None:
         self._batches[batch.seq] = batch
-        unread = batch.total == 0 and batch.status in (
-            BatchStatus.VALIDATING,
-            BatchStatus.CANCELLING,
-            BatchStatus.EXPIRING,
-        )
-        if unread:
+        closing_unread = batch.status in _CLOSINGS and batch.total == 0
+        if batch.status is BatchStatus.VALIDATING or closing_unread:
             self._reading.add(batch.seq)
             assert self._tasks is not None, "the runner runs before batches are opened"
             self._tasks.start_soon(self._read, batch, reserved)
@@ -237,6 +235,7 @@ class Runner:
             self._lines.start_soon(self._run_line, lease)
 
     async def _run_line(self, lease: Lease) -> None:
+        crash_point("line.run.before_execute")
         try:
             outcome = await self._executor.execute(lease)
         except Exception as exc:
@@ -247,6 +246,7 @@ class Runner:
                 type="server_error",
                 message=f"The server failed on this line ({type(exc).__name__}).",
             )
+        crash_point("line.run.after_execute")
         self._outcomes.append((lease, outcome))
         self._finished.ring()
 
