@@ -113,8 +113,8 @@ def text_of(content: Content) -> str | None:
 
 
 def message(m: Message, index: int) -> dict[str, Any]:
-    """A message as templates expect it: plain text, ``developer`` as ``system``."""
-    role = "system" if m.role == "developer" else m.role
+    """A message as templates expect it, its content as plain text."""
+    role = m.role
     content = m.content
     if not isinstance(content, str):
         if content is not None:

@@ -67,8 +67,10 @@ class LocalInference:
 
     def __init__(self, replicas: Mapping[str, Replica], settings: Settings | None = None) -> None:
         self._replicas = tuple(replicas.values())
-        self._chat = {r.card.id: r for r in self._replicas if r.card.chat}
-        self._embedding = {r.card.id: r for r in self._replicas if r.card.embeddings}
+        # One name may have two engines: the one that cannot chat is there for the vectors.
+        chatting = sorted(self._replicas, key=lambda r: r.card.chat)
+        self._completing = {r.card.id: r for r in chatting}
+        self._embedding = {r.card.id: r for r in reversed(chatting) if r.card.embeddings}
         self._limit = settings.max_decoding_length if settings is not None else 0
 
     def cards(self) -> Sequence[ModelCard]:
@@ -76,15 +78,14 @@ class LocalInference:
         cards: dict[str, ModelCard] = {}
         for replica in self._replicas:
             name = replica.card.id
-            served = self._chat.get(name, replica).card
             cards[name] = msgspec.structs.replace(
-                served, chat=name in self._chat, embeddings=name in self._embedding
+                self._completing[name].card, embeddings=name in self._embedding
             )
         return tuple(cards.values())
 
     def knows(self, model: str) -> bool:
         """True when a request for this model can run here."""
-        return model in self._chat or model in self._embedding
+        return model in self._completing
 
     @property
     def capacity(self) -> int:
@@ -182,15 +183,14 @@ class LocalInference:
         name = forced or named
         if not name:
             raise missing("model")
-        replica = (self._embedding if embed else self._chat).get(name)
+        replica = (self._embedding if embed else self._completing).get(name)
         if replica is None:
             if not self.knows(name):
                 raise ModelNotFound(
                     f"The model '{name}' does not exist or is not served here.", param="model"
                 )
-            what = "embeddings" if embed else "completions"
             raise RequestRefused(
-                f"The model '{name}' does not serve {what}.",
+                f"The model '{name}' does not make embeddings.",
                 param="model",
                 code="unsupported_model",
             )

@@ -227,8 +227,7 @@ def _message(item: Item, at: str) -> dict[str, Any]:
             for number, part in enumerate(item.content):
                 if part.text is None:
                     raise missing(f"{at}.content[{number}].text")
-        role = "system" if item.role == "developer" else item.role
-        return {"role": role, "content": text_of(item.content)}
+        return {"role": item.role, "content": text_of(item.content)}
     if item.call_id is None:
         raise missing(f"{at}.call_id")
     if item.type == "function_call":

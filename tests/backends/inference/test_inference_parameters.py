@@ -518,7 +518,7 @@ async def test_deterministic_batches_have_a_seed(echo: Watched, ask: Ask) -> Non
 
 
 async def test_messages_arrive_as_templates_expect_them(echo: Watched, ask: Ask) -> None:
-    """Text parts are joined, ``developer`` is ``system``, calls and their results are kept."""
+    """Text parts are joined, roles are kept, calls and their results are kept."""
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     await ask(
         CHAT,
@@ -535,7 +535,7 @@ async def test_messages_arrive_as_templates_expect_them(echo: Watched, ask: Ask)
     )
     (got,) = echo.asked
     assert got.messages == (
-        {"role": "system", "content": "Be brief."},
+        {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": "a\nb"},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "4", "tool_call_id": "c1"},
