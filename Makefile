@@ -28,11 +28,11 @@ $(BIN)/python:
 # A stamp is the proof of one installation; it ages when the dependencies change.
 $(VENV)/.run: pyproject.toml | $(BIN)/python
 	@echo "Installing tidemill and its engine into $(VENV) (the first time compiles llama.cpp)."
-	@$(BIN)/python -m pip install --quiet -e '.[llama,smollm2]'
+	@$(BIN)/python -m pip install -qq -e '.[llama,smollm2]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml $(VENV)/.run | $(BIN)/python
-	@$(BIN)/python -m pip install --quiet -e '.[test,llama,smollm2]'
+	@$(BIN)/python -m pip install -qq -e '.[test,llama,smollm2]'
 	@touch $@
 
 demo: $(VENV)/.run

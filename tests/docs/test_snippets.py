@@ -87,7 +87,8 @@ def test_the_example_runs(live: Server, folder: Path) -> None:
         [sys.executable, script], cwd=folder, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    asked = [json.loads(line) for line in (ROOT / "examples" / "requests.jsonl").open("rb")]
+    content = (ROOT / "examples" / "requests.jsonl").read_bytes()
+    asked = [json.loads(line) for line in content.splitlines()]
     assert sorted(done.stdout.splitlines()) == sorted(
         f"{line['custom_id']} → {line['body']['messages'][-1]['content']}" for line in asked
     )

@@ -104,7 +104,8 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 def undocumented(tree: ast.Module) -> list[Definition]:
     """Public definitions at module and class level without a docstring.
 
-    A function of a single statement and a method of a Protocol may speak by name and types alone.
+    A function of a single statement, a method of a Protocol and a record that is only fields may
+    speak by names and types alone.
     """
     found: list[Definition] = []
     for node in tree.body:
@@ -116,7 +117,10 @@ def undocumented(tree: ast.Module) -> list[Definition]:
 
 
 def _speaks(node: Definition) -> bool:
-    plain = not isinstance(node, ast.ClassDef) and len(node.body) == 1
+    if isinstance(node, ast.ClassDef):
+        plain = all(isinstance(item, ast.AnnAssign | ast.Pass) for item in node.body)
+    else:
+        plain = len(node.body) == 1
     return plain or ast.get_docstring(node) is not None
 
 
