@@ -10,6 +10,7 @@ from tidemill import ids
 from tidemill.crash import crash_point
 from tidemill.errors import DuplicateActiveBatch, InvariantBroken, NotFound
 from tidemill.scheduler.states import STAMPS, sources
+from tidemill.storage import money
 from tidemill.storage.files import ENDS
 from tidemill.storage.queries import load
 from tidemill.storage.readers import Readers
@@ -52,7 +53,8 @@ class SqliteBatches:
     async def open(self, new: NewBatch) -> BatchRecord:
         """One commit: the first batch again where the request repeats one, else a new one.
 
-        Raises ``DuplicateActiveBatch`` and, when the file is gone, ``NotFound``.
+        Raises ``DuplicateActiveBatch``, ``BudgetExceeded``, ``QuotaExceeded`` and, when the file is
+        gone, ``NotFound``.
         """
         return await self._writer.run(lambda tx: _open(tx, new))
 
@@ -167,9 +169,12 @@ def _open(tx: Tx, new: NewBatch) -> BatchRecord:
             "exclusive": int(not new.allow_duplicate),
         },
     )
+    seq = cursor.lastrowid
+    assert seq is not None
+    money.reserve(tx, new, seq)
     crash_point("batch.open.before_commit")
     tx.after.append("batch.open.after_commit")
-    return batch_record(tx.one(_Q["by_seq"], {"seq": cursor.lastrowid}))
+    return batch_record(tx.one(_Q["by_seq"], {"seq": seq}))
 
 
 def _move(tx: Tx, row: sqlite3.Row, to: BatchStatus, problems: Sequence[Problem]) -> BatchRecord:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tidemill import wire
@@ -33,11 +33,14 @@ _CLOSING = frozenset({BatchStatus.CANCELLING, BatchStatus.EXPIRING})
 
 
 class SqliteLines:
-    """``ports.Lines``."""
+    """``ports.Lines``. ``ended`` is told when lines stopped running, and let go what they held."""
 
-    def __init__(self, writer: Writer, readers: Readers) -> None:
+    def __init__(
+        self, writer: Writer, readers: Readers, ended: Callable[[], None] = lambda: None
+    ) -> None:
         self._writer = writer
         self._readers = readers
+        self._ended = ended
         self._settle = Merge(_settle)
 
     async def add(self, batch_seq: int, lines: Sequence[NewLine]) -> None:
@@ -89,7 +92,9 @@ class SqliteLines:
         or one of a batch that has ended, changes nothing."""
         if not settlements:
             return []
-        return await self._writer.join(self._settle, settlements)
+        settled = await self._writer.join(self._settle, settlements)
+        self._ended()
+        return settled
 
     async def release(
         self, leases: Sequence[Lease], *, due_at: float = 0, spend: bool = True
@@ -97,7 +102,9 @@ class SqliteLines:
         """Back to queued, not before ``due_at``; returns the batches that are closing."""
         if not leases:
             return []
-        return await self._writer.run(lambda tx: _release(tx, leases, due_at, spend))
+        closing = await self._writer.run(lambda tx: _release(tx, leases, due_at, spend))
+        self._ended()
+        return closing
 
     async def extend(self, holder: str, until_at: int) -> None:
         """Keep alive all running lines of a holder; a lease is never made shorter."""
@@ -108,7 +115,9 @@ class SqliteLines:
         """Running lines whose lease lapsed (null: all) go back to queued and count as run again."""
         if now is not None and not await self._any_lapsed(now):
             return 0
-        return await self._writer.run(lambda tx: _reclaim(tx, now))
+        lapsed = await self._writer.run(lambda tx: _reclaim(tx, now))
+        self._ended()
+        return lapsed
 
     async def close(
         self, batch_seq: int, to: LineState, code: str, message: str, n: int = 2000

@@ -30,5 +30,16 @@ def load(topic: str) -> dict[str, str]:
     return statements
 
 
-TOPICS = ("files", "batches", "lines", "keys", "ledger", "facts", "upstream")
+TOPICS = (
+    "files",
+    "batches",
+    "lines",
+    "keys",
+    "ledger",
+    "facts",
+    "upstream",
+    "accounts",
+    "audit",
+    "money",
+)
 """All files of statements."""

@@ -13,6 +13,7 @@ from tidemill.types import (
     FileFacts,
     FileRecord,
     KeyRecord,
+    Limits,
     Placement,
     Problem,
     Usage,
@@ -25,6 +26,7 @@ _placement = msgspec.json.Decoder(Placement)
 _problems = msgspec.json.Decoder(tuple[Problem, ...])
 _metadata = msgspec.json.Decoder(dict[str, str])
 _scopes = msgspec.json.Decoder(frozenset[str])
+_limits = msgspec.json.Decoder(Limits)
 
 
 def text(value: object) -> str:
@@ -88,7 +90,15 @@ def batch_record(row: sqlite3.Row) -> BatchRecord:
         output_file_id=row["output_file_id"],
         error_file_id=row["error_file_id"],
         placement=_placement.decode(row["placement"]),
+        max_cost=row["max_cost"],
+        cost=row["cost"],
+        held=row["held"],
     )
+
+
+def limits_of(row: sqlite3.Row) -> Limits:
+    """The limits of a row of ``keys`` or ``accounts``."""
+    return _limits.decode(row["limits"])
 
 
 def params_of(row: sqlite3.Row) -> BatchParams:
@@ -113,6 +123,10 @@ def key_record(row: sqlite3.Row) -> KeyRecord:
         created_at=row["created_at"],
         expires_at=row["expires_at"],
         revoked_at=row["revoked_at"],
+        team_id=row["team_id"],
+        user_id=row["user_id"],
+        limits=limits_of(row),
+        last_used_at=row["last_used_at"],
     )
 
 
@@ -133,4 +147,8 @@ def usage_row(row: sqlite3.Row) -> UsageRow:
         batch_id=row["batch_id"],
         custom_id=row["custom_id"],
         at=row["at"],
+        team_id=row["team_id"],
+        user_id=row["user_id"],
+        cost=row["cost"],
+        price=row["price"],
     )

@@ -13,10 +13,11 @@ from typing import Any, Literal
 import msgspec
 
 from tidemill.scheduler.states import DRAINED, ENDS
+from tidemill.storage import money
 from tidemill.storage.queries import load
 from tidemill.storage.records import text
 from tidemill.storage.writer import Appended, Tx
-from tidemill.types import BatchStatus, LineState, Settlement, Usage
+from tidemill.types import BatchStatus, LineState, Settlement, Usage, UsageRow
 
 _Q = load("lines")
 
@@ -169,7 +170,7 @@ def _insert_rows(tx: Tx, batch: sqlite3.Row, ended: Sequence[Ended]) -> dict[Kin
 
 def _book(tx: Tx, batch: sqlite3.Row, ended: Sequence[Ended]) -> Usage:
     """One usage row per line that was answered or used tokens; returns the sum."""
-    rows: list[tuple[Any, ...]] = []
+    rows: list[UsageRow] = []
     sums = [0, 0, 0, 0]
     for line in ended:
         settled = line.settlement
@@ -179,25 +180,19 @@ def _book(tx: Tx, batch: sqlite3.Row, ended: Sequence[Ended]) -> Usage:
         used = (usage.input, usage.cached, usage.output, usage.reasoning)
         sums = [a + b for a, b in zip(sums, used, strict=True)]
         rows.append(
-            (
-                settled.model or line.model,
-                settled.execution,
-                settled.tier,
-                *used,
-                line.custom_id,
-                settled.finished_at or tx.now_s,
+            UsageRow(
+                owner=batch["owner"],
+                key_id=batch["key_id"],
+                model=settled.model or line.model,
+                execution=settled.execution,
+                tier=settled.tier,
+                usage=usage,
+                batch_id=batch["id"],
+                custom_id=line.custom_id,
+                at=settled.finished_at or tx.now_s,
             )
         )
-    if rows:
-        tx.run(
-            _Q["book"],
-            {
-                "owner": batch["owner"],
-                "key_id": batch["key_id"],
-                "batch_seq": batch["seq"],
-                "rows": text(rows),
-            },
-        )
+    money.book(tx, rows, batch["seq"])
     return Usage(input=sums[0], cached=sums[1], output=sums[2], reasoning=sums[3])
 
 

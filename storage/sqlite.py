@@ -9,7 +9,9 @@ import anyio.to_thread
 
 from tidemill import clock as wall
 from tidemill.ports import Clock
+from tidemill.prices import Catalogue
 from tidemill.storage import chunks
+from tidemill.storage.accounts import SqliteAccounts, SqliteAudit
 from tidemill.storage.batches import SqliteBatches
 from tidemill.storage.files import SqliteFiles
 from tidemill.storage.incremental import Incremental
@@ -17,6 +19,7 @@ from tidemill.storage.janitor import Janitor
 from tidemill.storage.lines import SqliteLines
 from tidemill.storage.lock import StoreLock
 from tidemill.storage.migrations import migrate_locked
+from tidemill.storage.money import SqliteBudgets
 from tidemill.storage.queries import load
 from tidemill.storage.readers import Readers
 from tidemill.storage.tables import SqliteFacts, SqliteKeys, SqliteLedger
@@ -36,24 +39,32 @@ class SqliteStore:
     ledger: SqliteLedger
     facts: SqliteFacts
     upstream: SqliteUpstream
+    accounts: SqliteAccounts
+    budgets: SqliteBudgets
+    audit: SqliteAudit
 
-    def __init__(self, path: Path, clock: Clock, *, tidy: bool) -> None:
+    def __init__(
+        self, path: Path, clock: Clock, *, tidy: bool, prices: Catalogue | None = None
+    ) -> None:
         self._path = path
         self._lock = StoreLock(path)
         self._readers = Readers(path)
         self._incremental = Incremental(path, self._stream)
-        self._writer = Writer(path, clock, self._incremental.follow)
+        self._writer = Writer(path, clock, self._incremental.follow, prices)
         self._tidy = tidy
         self.files = SqliteFiles(self._writer, self._readers, clock, self._ring)
         self._janitor = Janitor(self._sweep, self.files.next_expiry, clock)
         self.batches = SqliteBatches(
             self._writer, self._readers, self._incremental.ensure, self._ring
         )
-        self.lines = SqliteLines(self._writer, self._readers)
+        self.budgets = SqliteBudgets(self._writer, self._readers, clock)
+        self.lines = SqliteLines(self._writer, self._readers, self.budgets.ring)
         self.keys = SqliteKeys(self._writer, self._readers)
         self.ledger = SqliteLedger(self._writer, self._readers)
         self.facts = SqliteFacts(self._writer, self._readers, clock)
         self.upstream = SqliteUpstream(self._writer, self._readers)
+        self.accounts = SqliteAccounts(self._writer, self._readers)
+        self.audit = SqliteAudit(self._writer, self._readers)
 
     async def start(self) -> None:
         """Take the store, migrate it, and make good what a dead process left half done.
@@ -112,10 +123,16 @@ class SqliteStore:
         return self._readers.run_here(read)
 
 
-def open_store(path: Path, *, clock: Clock = wall.now_f, tidy: bool = True) -> SqliteStore:
+def open_store(
+    path: Path,
+    *,
+    clock: Clock = wall.now_f,
+    tidy: bool = True,
+    prices: Catalogue | None = None,
+) -> SqliteStore:
     """The store of a storage path, not yet started.
 
     ``clock`` gives epoch seconds. Without ``tidy`` nothing is removed unless ``files.sweep`` is
-    called.
+    called. ``prices`` are those in force for all that is booked; None: everything costs 0.
     """
-    return SqliteStore(path, clock, tidy=tidy)
+    return SqliteStore(path, clock, tidy=tidy, prices=prices)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tidemill.errors import InvariantBroken
 from tidemill.ports import Clock
+from tidemill.storage import money
 from tidemill.storage.queries import load
 from tidemill.storage.readers import Readers
 from tidemill.storage.records import key_record, text, usage_row
 from tidemill.storage.writer import Tx, Writer
-from tidemill.types import KeyRecord, UsageRow
+from tidemill.types import KeyRecord, Limits, UsageQuery, UsageRow, UsageSum
 
 _K = load("keys")
 _L = load("ledger")
@@ -29,6 +31,10 @@ def key_values(key: KeyRecord) -> dict[str, Any]:
         "created_at": key.created_at,
         "expires_at": key.expires_at,
         "revoked_at": key.revoked_at,
+        "team_id": key.team_id,
+        "user_id": key.user_id,
+        "limits": text(key.limits),
+        "last_used_at": key.last_used_at,
     }
 
 
@@ -61,6 +67,35 @@ class SqliteKeys:
             lambda tx: tx.run(_K["revoke"], {"id": id, "now": tx.now_s}).rowcount == 1
         )
 
+    async def change(
+        self,
+        id: str,
+        *,
+        name: str | None = None,
+        limits: Limits | None = None,
+        expires_at: int | None = None,
+    ) -> KeyRecord | None:
+        """Change what is given; what the key owns stays its. None when there is no such key."""
+        values = {
+            "id": id,
+            "name": name,
+            "limits": None if limits is None else text(limits),
+            "expires_at": expires_at,
+        }
+
+        def write(tx: Tx) -> KeyRecord | None:
+            tx.run(_K["change"], values)
+            row = tx.one(_K["by_id"], {"id": id})
+            return None if row is None else key_record(row)
+
+        return await self._writer.run(write)
+
+    async def touch(self, seen: Mapping[str, int]) -> None:
+        """Note when keys (by id) were last used; an earlier time than the known one is ignored."""
+        if seen:
+            values = {"seen": text(list(seen.items()))}
+            await self._writer.run(lambda tx: tx.run(_K["touch"], values).rowcount)
+
 
 class SqliteLedger:
     """``ports.Ledger``."""
@@ -70,11 +105,10 @@ class SqliteLedger:
         self._readers = readers
 
     async def book(self, rows: Sequence[UsageRow]) -> None:
-        """Book rows in one commit; a batch's line that is booked already is left as it is."""
+        """Book rows at the prices in force, in one commit; a batch's line that is booked already is
+        left as it is."""
         if rows:
-            await self._writer.run(
-                lambda tx: tx.conn.executemany(_L["book"], [_booking(row) for row in rows]).rowcount
-            )
+            await self._writer.run(lambda tx: _book(tx, rows))
 
     async def usage(self, owner: str | None, since_at: int, until_at: int) -> list[UsageRow]:
         """Rows of ``[since_at, until_at)`` in booking order; a null owner means all owners."""
@@ -83,22 +117,27 @@ class SqliteLedger:
         rows = await self._readers.run(lambda conn: conn.execute(query, values).fetchall())
         return [usage_row(row) for row in rows]
 
+    async def report(self, query: UsageQuery) -> list[UsageSum]:
+        """Sums of usage rows by group, in the groups' order."""
+        return await self._readers.run(lambda conn: money.report(conn, query))
 
-def _booking(row: UsageRow) -> dict[str, Any]:
-    return {
-        "owner": row.owner,
-        "key_id": row.key_id,
-        "model": row.model,
-        "execution": row.execution,
-        "tier": row.tier,
-        "input": row.usage.input,
-        "cached": row.usage.cached,
-        "output": row.usage.output,
-        "reasoning": row.usage.reasoning,
-        "batch_id": row.batch_id,
-        "custom_id": row.custom_id,
-        "at": row.at,
-    }
+
+def _book(tx: Tx, rows: Sequence[UsageRow]) -> None:
+    of_none: list[UsageRow] = []
+    of_batches: dict[str, dict[str | None, UsageRow]] = {}
+    for row in rows:
+        if row.batch_id is None:
+            of_none.append(row)
+        else:
+            of_batches.setdefault(row.batch_id, {}).setdefault(row.custom_id, row)
+    money.book(tx, of_none)
+    for batch_id, lines in of_batches.items():
+        batch = tx.one(_L["seq_of"], {"id": batch_id})
+        if batch is None:
+            raise InvariantBroken(f"There is no batch {batch_id} to book lines of.")
+        seq = batch["seq"]
+        fresh = [row for custom_id, row in lines.items() if not money.booked(tx, seq, custom_id)]
+        money.book(tx, fresh, seq)
 
 
 class SqliteFacts:

@@ -177,6 +177,34 @@ class BudgetExceeded(TidemillError):
     should_retry = False
 
 
+class QuotaExceeded(BadRequest):
+    """More lines or tokens than this key, team or user may have enqueued; wait for batches to end.
+
+    A 400, as Azure's fail-fast quota: the SDKs would repeat a 429 at once, and in vain."""
+
+    type = "insufficient_quota"
+    code = "token_limit_exceeded"
+    should_retry = False
+
+
+class StorageQuotaExceeded(TidemillError):
+    """The owner keeps as many bytes of input files as it may; delete some."""
+
+    status = 403
+    type = "insufficient_quota"
+    code = "storage_quota_exceeded"
+    should_retry = False
+
+
+class RateLimited(TidemillError):
+    """This key, team or user has sent its requests or tokens of this minute; ``Retry-After`` says
+    when to come again. Batch lines do not count."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+
 class AtCapacity(TidemillError):
     """The intake pool cannot take this batch now; ``Retry-After`` says when to come again. Nothing
     was created."""

@@ -8,10 +8,13 @@ runs.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 from tidemill.types import (
+    Account,
+    AccountKind,
+    AuditEntry,
     BatchRecord,
     BatchStatus,
     Embedded,
@@ -19,9 +22,11 @@ from tidemill.types import (
     FileFacts,
     FileRecord,
     Generation,
+    Grant,
     KeyRecord,
     Lane,
     Lease,
+    Limits,
     LineState,
     ModelCard,
     NewBatch,
@@ -32,6 +37,7 @@ from tidemill.types import (
     Piece,
     Placement,
     Problem,
+    Purse,
     ReplicaStatus,
     ResultRow,
     SettledBatch,
@@ -40,7 +46,9 @@ from tidemill.types import (
     UpstreamBatch,
     UpstreamFile,
     Usage,
+    UsageQuery,
     UsageRow,
+    UsageSum,
 )
 
 # --- where a batch runs -----------------------------------------------------------------------
@@ -317,13 +325,95 @@ class Keys(Protocol):
 
     async def revoke(self, id: str) -> bool: ...
 
+    async def change(
+        self,
+        id: str,
+        *,
+        name: str | None = None,
+        limits: Limits | None = None,
+        expires_at: int | None = None,
+    ) -> KeyRecord | None:
+        """Change what is given; what the key owns stays its. None when there is no such key."""
+
+    async def touch(self, seen: Mapping[str, int]) -> None:
+        """Note when keys (by id) were last used; an earlier time than the known one is ignored."""
+
+
+class Accounts(Protocol):
+    """Teams and users, and what they and a key grant together."""
+
+    async def add(self, account: Account) -> None:
+        """Raises ``Conflict`` when an open account of the kind has the name."""
+
+    async def get(self, kind: AccountKind, id_or_name: str) -> Account | None:
+        """By id, or by the name of an open one."""
+
+    async def page(self, kind: AccountKind) -> list[Account]:
+        """All of a kind, closed ones too, oldest first."""
+
+    async def change(
+        self, id: str, *, name: str | None = None, limits: Limits | None = None
+    ) -> Account | None:
+        """Change what is given; None when there is no such account."""
+
+    async def close(self, id: str) -> bool:
+        """Its keys may do nothing from now on; False when it was closed or never was."""
+
+    async def grant(self, key_id: str) -> Grant | None:
+        """A key with its team and user; None when the store has no such key."""
+
+
+class Budgets(Protocol):
+    """What keys, teams and users have used of their limits, and the right to use more.
+
+    Spending is booked by ``Lines.settle``, ``Upstream.settle`` and ``Ledger.book``, in the commit
+    that settles; a batch is admitted, and its estimate reserved, in the commit of
+    ``Batches.open``."""
+
+    async def purses(self, key_id: str | None) -> list[Purse]:
+        """Of the key, its team and its user, as far as it has them."""
+
+    async def hold(self, lease: Lease, amount: int) -> Literal["held", "wait", "over"]:
+        """Reserve what a leased line may cost, until it is settled or released.
+
+        ``over``: it would cross its batch's ``max_cost`` or a budget, whatever else ends.
+        ``wait``: it would only if the lines in flight cost as much as they may; ask again after
+        ``freed``."""
+
+    async def freed(self, since: int) -> None:
+        """Returns once lines that held something have ended, after the count ``turn`` was
+        ``since``."""
+
+    @property
+    def turn(self) -> int:
+        """Counts the commits that ended lines; read before ``hold``."""
+
+    async def stored(self, owner: str) -> int:
+        """Bytes of the input files that an owner keeps."""
+
+
+class Audit(Protocol):
+    """Who did what. Entries are added and never changed."""
+
+    async def note(self, entry: AuditEntry) -> None: ...
+
+    async def page(
+        self, *, after: int = 0, limit: int = 100, object: str | None = None
+    ) -> list[AuditEntry]:
+        """Entries with ``seq > after``, oldest first; ``object`` keeps those about one id."""
+
 
 class Ledger(Protocol):
     """Usage rows of what ran outside a batch (batch lines are booked by ``Lines.settle``)."""
 
-    async def book(self, rows: Sequence[UsageRow]) -> None: ...
+    async def book(self, rows: Sequence[UsageRow]) -> None:
+        """Book rows at the prices in force, in one commit; a batch's line that is booked already is
+        left as it is."""
 
     async def usage(self, owner: str | None, since_at: int, until_at: int) -> list[UsageRow]: ...
+
+    async def report(self, query: UsageQuery) -> list[UsageSum]:
+        """Sums of usage rows by group, in the groups' order."""
 
 
 class Facts(Protocol):

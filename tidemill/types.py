@@ -271,6 +271,10 @@ class NewBatch(Record, frozen=True, kw_only=True):
     """True when ``x-stainless-retry-count`` marks the request as the repetition of one whose answer
     was lost."""
     allow_duplicate: bool = False
+    max_cost: int | None = None
+    """Micro-units; a line that would cross it does not start."""
+    hold: int = 0
+    """Micro-units to reserve in the budgets until the batch ends; settled costs use it up."""
 
 
 class BatchRecord(Record, frozen=True, kw_only=True):
@@ -311,6 +315,11 @@ class BatchRecord(Record, frozen=True, kw_only=True):
     output_file_id: str | None = None
     error_file_id: str | None = None
     placement: Placement = Placement()
+    max_cost: int | None = None
+    cost: int = 0
+    """Micro-units booked so far."""
+    held: int = 0
+    """Micro-units that are still reserved; 0 once terminal."""
 
 
 # --- lines ------------------------------------------------------------------------------------
@@ -440,6 +449,67 @@ class UsageRow(Record, frozen=True, kw_only=True):
     batch_id: str | None
     custom_id: str | None
     at: int
+    team_id: str | None = None
+    """Known from the key when it is booked."""
+    user_id: str | None = None
+    cost: int = 0
+    """Micro-units, by the price in force when it is booked."""
+    price: str = ""
+    """Version of the catalogue that had the price; empty: none had one."""
+
+
+Grouping = Literal["day", "model", "team", "user", "key", "batch", "execution", "tier"]
+
+
+class UsageQuery(Record, frozen=True, kw_only=True):
+    """Which usage rows to add up (all conditions hold), and by what to group the sums."""
+
+    since_at: int = 0
+    until_at: int
+    owner: str | None = None
+    by: tuple[Grouping, ...] = ()
+
+
+class UsageSum(Record, frozen=True, kw_only=True):
+    """The sum of a group of usage rows."""
+
+    group: dict[str, str | None]
+    """Value per grouping, in the order that was asked for; a day is ``yyyy-mm-dd``, UTC."""
+    rows: int
+    usage: Usage
+    cost: int
+
+
+class Purse(Record, frozen=True, kw_only=True):
+    """What a key, its team or its user has used of its limits."""
+
+    kind: Literal["key", "team", "user"]
+    id: str
+    limits: Limits = Limits()
+    spent: int = 0
+    """Micro-units booked this month, UTC."""
+    committed: int = 0
+    """Micro-units that active batches have reserved or that lines in flight may cost."""
+    lines: int = 0
+    """Lines of active batches that have not ended."""
+    tokens: int = 0
+    """Input tokens of active batches, estimated from the bytes of their files."""
+
+
+class AuditEntry(Record, frozen=True, kw_only=True):
+    """Who did what to which object."""
+
+    at: int
+    actor: str
+    """Id of the key, or the owner where a request has none; ``cli`` for this machine's operator."""
+    action: str
+    """``object.verb``, e.g. ``batch.cancelled``."""
+    object: str
+    owner: str | None = None
+    """Owner of the object, which the actor need not be."""
+    request_id: str | None = None
+    seq: int = 0
+    """Given by the store."""
 
 
 # --- providers --------------------------------------------------------------------------------

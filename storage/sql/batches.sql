@@ -57,7 +57,8 @@ UPDATE batches SET
     cancelled_at = coalesce(cancelled_at, :cancelled_at),
     total = :total,
     output_file_id = :output_file_id,
-    error_file_id = :error_file_id
+    error_file_id = :error_file_id,
+    held = CASE WHEN :to IN ('completed', 'failed', 'cancelled', 'expired') THEN 0 ELSE held END
 WHERE seq = :seq AND status = :frm;
 
 -- name: model

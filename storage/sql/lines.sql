@@ -47,7 +47,7 @@ WHERE l.state = 'running' AND l.token = json_extract(j.value, '$[2]');
 
 -- name: end
 -- Lines of one batch reach their last state.
-UPDATE lines SET state = :to, holder = NULL, lease_until = NULL, due_at = 0
+UPDATE lines SET state = :to, holder = NULL, lease_until = NULL, due_at = 0, hold = 0
 WHERE batch_seq = :batch_seq AND state = :frm AND no IN (SELECT value FROM json_each(:nos));
 
 -- name: insert_rows
@@ -57,19 +57,6 @@ SELECT
     :batch_seq, json_extract(value, '$[0]'), json_extract(value, '$[1]'),
     json_extract(value, '$[2]'),
     substr(:bytes, json_extract(value, '$[3]') + 1, json_extract(value, '$[4]'))
-FROM json_each(:rows)
-ORDER BY key;
-
--- name: book
--- [model, execution, tier, input, cached, output, reasoning, custom_id, at] each.
-INSERT INTO usage (
-    owner, key_id, model, execution, tier, input, cached, output, reasoning, batch_seq, custom_id, at
-)
-SELECT
-    :owner, :key_id, json_extract(value, '$[0]'), json_extract(value, '$[1]'),
-    json_extract(value, '$[2]'), json_extract(value, '$[3]'), json_extract(value, '$[4]'),
-    json_extract(value, '$[5]'), json_extract(value, '$[6]'), :batch_seq,
-    json_extract(value, '$[7]'), json_extract(value, '$[8]')
 FROM json_each(:rows)
 ORDER BY key;
 
@@ -100,7 +87,7 @@ WHERE seq = :batch_seq AND status = :frm AND queued = 0 AND running = 0;
 -- name: release
 -- Back to queued, with the attempt given back or spent.
 UPDATE lines SET
-    state = 'queued', holder = NULL, lease_until = NULL, due_at = :due_at,
+    state = 'queued', holder = NULL, lease_until = NULL, due_at = :due_at, hold = 0,
     attempt = attempt - :give_back
 WHERE batch_seq = :batch_seq AND state = 'running' AND no IN (SELECT value FROM json_each(:nos));
 
@@ -116,7 +103,7 @@ GROUP BY batch_seq;
 
 -- name: reclaim
 UPDATE lines INDEXED BY lines_running
-SET state = 'queued', holder = NULL, lease_until = NULL, due_at = 0
+SET state = 'queued', holder = NULL, lease_until = NULL, due_at = 0, hold = 0
 WHERE state = 'running' AND (:now IS NULL OR lease_until < :now);
 
 -- name: waiting
@@ -143,8 +130,14 @@ AND b.status IN ('validating', 'in_progress', 'finalizing', 'cancelling', 'expir
 ORDER BY l.due_at LIMIT 1;
 
 -- name: rows
-SELECT seq, kind, row FROM results
-WHERE batch_seq = :batch_seq AND seq > :after ORDER BY seq LIMIT :limit;
+-- Rows of a result file that was deleted are gone before the sweep has removed them.
+SELECT seq, kind, row FROM results AS r
+WHERE batch_seq = :batch_seq AND seq > :after
+AND NOT EXISTS (
+    SELECT 1 FROM files AS f
+    WHERE f.batch_seq = r.batch_seq AND f.kind = r.kind AND f.deleted_at IS NOT NULL
+)
+ORDER BY seq LIMIT :limit;
 
 -- name: streams
 -- The result streams that have an incremental file or should have one.
