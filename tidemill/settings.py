@@ -120,7 +120,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_context_length: Annotated[
         int,
         _row(
-            "Tokens one request may use; 0 = what the model was trained for, at most 8192.",
+            "Tokens one request may use; 0 = what the model was trained for, at most 8192, "
+            "and what 1 GiB holds for all slots.",
             unit="tokens",
             ge=0,
         ),
