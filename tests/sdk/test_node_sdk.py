@@ -19,7 +19,7 @@ HERE = Path(__file__).parent / "node"
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the script and the ``openai`` package beside it."""
+    """A folder with the script and the two ``openai`` packages beside it."""
     folder = tmp_path_factory.mktemp("node")
     for file in HERE.iterdir():
         shutil.copy(file, folder)
@@ -34,12 +34,16 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_upload_create_poll_download_list(live: Server, project: Path, tmp_path: Path) -> None:
-    """By ``OpenAI`` and by ``AzureOpenAI``, the latter also with a deployment."""
+@pytest.mark.parametrize("library", ["openai", "openai-6"])
+def test_upload_create_poll_download_list(
+    live: Server, project: Path, tmp_path: Path, library: str
+) -> None:
+    """By ``OpenAI`` and by ``AzureOpenAI``, the latter also with a deployment; of both versions of
+    the SDK that are in use."""
     path = tmp_path / "größe 1.jsonl"
     path.write_bytes(jsonl([chat("a", "tide"), chat("b", "größe 🌊")]))
     done = node(
-        ["lifecycle.mjs", live.base_url, KEY, str(path)],
+        ["lifecycle.mjs", library, live.base_url, KEY, str(path)],
         return_completed_process=True,
         cwd=project,
         stdin=subprocess.DEVNULL,

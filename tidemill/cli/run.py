@@ -101,6 +101,7 @@ def run(
     with _server(url, api_key, config, flags) as (client, store):
         began = clock.monotonic()
         batch_id = resume or _create(client, input_path, endpoint)
+        say(f"Batch {batch_id} at {client.root}")
         with _explained(batch_id, output, url, store), batch_bar(not as_json) as update:
             batch = client.wait_for_batch(batch_id, poll_interval, on_poll=update)
         seconds = clock.monotonic() - began

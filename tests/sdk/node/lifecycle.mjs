@@ -1,11 +1,11 @@
 // The official Node SDK: upload → create → poll → download → list, by OpenAI and by AzureOpenAI.
-// Usage: node lifecycle.mjs ROOT KEY FILE; prints one JSON object for each client.
+// Usage: node lifecycle.mjs PACKAGE ROOT KEY FILE; prints one JSON object for each client.
 import fs from "node:fs";
 import assert from "node:assert/strict";
 import { setTimeout as sleep } from "node:timers/promises";
-import OpenAI, { AzureOpenAI } from "openai";
 
-const [root, apiKey, path] = process.argv.slice(2);
+const [library, root, apiKey, path] = process.argv.slice(2);
+const { default: OpenAI, AzureOpenAI } = await import(library);
 const clients = {
   openai: new OpenAI({ baseURL: `${root}/v1`, apiKey }),
   azure: new AzureOpenAI({ endpoint: root, apiKey, apiVersion: "2025-04-01-preview" }),
