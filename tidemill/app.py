@@ -175,7 +175,9 @@ async def _replicas(settings: Settings) -> AsyncGenerator[dict[str, Replica]]:
         for spec in specs:
             replica = factory(spec)
             await replica.start()
-            replicas[replica.card.id] = replica
+            # A chat and an embeddings engine may serve one name; status tells them apart.
+            name = replica.card.id
+            replicas[f"{name} (embeddings)" if name in replicas else name] = replica
         yield replicas
     finally:
         with anyio.CancelScope(shield=True):
