@@ -9,13 +9,15 @@ import pytest
 
 from tests.storage.world import Hand
 from tidemill.ports import Clock, Store
+from tidemill.prices import Catalogue
 from tidemill.storage import open_store
 
-Factory = Callable[[Path, Clock], Store]
+Factory = Callable[..., Store]
+"""``(path, clock, prices)``; without prices everything costs 0."""
 
 
-def sqlite(path: Path, clock: Clock) -> Store:
-    return open_store(path, clock=clock, tidy=False)
+def sqlite(path: Path, clock: Clock, prices: Catalogue | None = None) -> Store:
+    return open_store(path, clock=clock, tidy=False, prices=prices)
 
 
 @pytest.fixture(params=[pytest.param(sqlite, id="sqlite")])

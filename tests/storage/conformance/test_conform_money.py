@@ -1,0 +1,302 @@
+"""What every store does with prices, spending, budgets and reservations."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.storage.conformance.conftest import Factory
+from tests.storage.world import (
+    ANSWER,
+    Hand,
+    Input,
+    S,
+    begin,
+    finish,
+    fresh,
+    lease,
+    new_batch,
+    settlement,
+    upload,
+)
+from tidemill import prices
+from tidemill.errors import BudgetExceeded, QuotaExceeded
+from tidemill.ports import Store
+from tidemill.types import (
+    Account,
+    FileFacts,
+    KeyRecord,
+    Limits,
+    LineState,
+    Purse,
+    UsageQuery,
+    UsageRow,
+)
+
+pytestmark = pytest.mark.anyio
+
+# A line of the world uses 7 input tokens, 2 of them cached, and 5 output tokens.
+PRICES = prices.parse(
+    {"version": "v1", "models": {"local/m": {"input": 10, "cached_input": 5, "output": 20}}}
+)
+LINE = PRICES.cost(ANSWER.usage, "m")
+
+
+@pytest.fixture
+async def store(
+    factory: Factory, tmp_path: Path, clock: Hand, anyio_backend: str
+) -> AsyncIterator[Store]:
+    """A store where the world's model costs something, with a team and two of its keys."""
+    store = factory(tmp_path / "store", clock, PRICES)
+    await store.start()
+    await store.accounts.add(Account(kind="team", id="team_1", name="research"))
+    await store.accounts.add(Account(kind="user", id="user_1", name="ada"))
+    for id, user in (("key_1", "user_1"), ("key_2", None)):
+        await store.keys.add(
+            KeyRecord(
+                id=id,
+                name=id,
+                owner="team_1",
+                prefix="tm-",
+                digest=id,
+                created_at=1,
+                team_id="team_1",
+                user_id=user,
+            )
+        )
+    yield store
+    await store.close()
+
+
+async def _purse(store: Store, kind: str, key_id: str = "key_1") -> Purse:
+    return next(purse for purse in await store.budgets.purses(key_id) if purse.kind == kind)
+
+
+async def test_a_settled_line_is_booked_at_its_price(store: Store) -> None:
+    """Row, month and batch agree, and the row keeps the price that it was booked at."""
+    assert LINE == 160
+    batch = await finish(store, await begin(store, Input(3)))
+    rows = await store.ledger.usage("ada", 0, 2**40)
+    assert [row.cost for row in rows] == [LINE] * 3
+    assert {row.price for row in rows} == {PRICES.version}
+    assert {(row.key_id, row.team_id, row.user_id) for row in rows} == {
+        ("key_1", "team_1", "user_1")
+    }
+    assert batch.cost == 3 * LINE
+    for kind in ("key", "team", "user"):
+        assert (await _purse(store, kind)).spent == 3 * LINE
+
+
+async def test_a_late_or_double_settlement_is_not_charged(store: Store) -> None:
+    """A line is paid for once, however often it is reported."""
+    batch = await begin(store, Input(1))
+    [one] = await lease(store, batch)
+    await store.lines.settle([settlement(one), settlement(one)])
+    await store.lines.settle([settlement(one)])
+    assert (await fresh(store, batch)).cost == LINE
+    assert (await _purse(store, "key")).spent == LINE
+
+
+async def test_a_key_outside_every_team_spends_alone(store: Store) -> None:
+    """Two keys that have no team do not share a purse for it."""
+    for id in ("key_8", "key_9"):
+        await store.keys.add(
+            KeyRecord(id=id, name=id, owner=id, prefix="tm-", digest=id, created_at=1)
+        )
+    await finish(store, await begin(store, Input(1), key_id="key_8"))
+    assert [(p.id, p.spent) for p in await store.budgets.purses("key_8")] == [("key_8", LINE)]
+    assert [(p.id, p.spent) for p in await store.budgets.purses("key_9")] == [("key_9", 0)]
+    assert await store.budgets.purses(None) == []
+    assert await store.budgets.purses("key_of_the_settings") == []
+
+
+async def test_interactive_requests_fill_the_same_purse(store: Store) -> None:
+    """A booked request counts in its own month, and rows are added up per group."""
+    row = UsageRow(
+        owner="team_1",
+        key_id="key_2",
+        model="m",
+        execution="local",
+        tier="standard",
+        usage=ANSWER.usage,
+        batch_id=None,
+        custom_id=None,
+        at=1_800_000_000,
+    )
+    await store.ledger.book([row, row])
+    assert (await _purse(store, "team")).spent == 2 * LINE
+    assert (await _purse(store, "key", "key_1")).spent == 0
+    await finish(store, await begin(store, Input(1)))
+    query = UsageQuery(until_at=2**40, by=("key", "day"))
+    found = [(one.group, one.rows, one.cost) for one in await store.ledger.report(query)]
+    assert found == [
+        ({"key": "key_1", "day": "2027-01-15"}, 1, LINE),
+        ({"key": "key_2", "day": "2027-01-15"}, 2, 2 * LINE),
+    ]
+    [total] = await store.ledger.report(UsageQuery(until_at=2**40, owner="team_1"))
+    assert (total.group, total.rows, total.usage.output) == ({}, 2, 2 * ANSWER.usage.output)
+
+
+async def test_a_budget_begins_anew_each_month(store: Store, clock: Hand) -> None:
+    """What was spent in one month does not count in the next."""
+    await store.keys.change("key_1", limits=Limits(monthly_budget=LINE))
+    await finish(store, await begin(store, Input(1)))
+    with pytest.raises(BudgetExceeded, match="monthly budget of this key"):
+        await begin(store, Input(1))
+    clock.now += 31 * 86_400
+    await begin(store, Input(1))
+
+
+async def test_a_team_over_its_budget_stops_all_its_keys(store: Store) -> None:
+    """Nothing of a refused batch is left behind."""
+    await store.accounts.change("team_1", limits=Limits(monthly_budget=LINE))
+    await finish(store, await begin(store, Input(1)))
+    with pytest.raises(BudgetExceeded, match="monthly budget of this team") as caught:
+        await begin(store, Input(1), key_id="key_2")
+    assert caught.value.status == 402
+    assert caught.value.should_retry is False
+    assert await store.batches.active() == []
+
+
+async def test_a_reservation_counts_until_its_batch_ends(store: Store) -> None:
+    """An estimate is used up by what is booked, and what is left of it returns at the end."""
+    await store.accounts.change("team_1", limits=Limits(monthly_budget=1000))
+    batch = await begin(store, Input(2), hold=900)
+    assert (await _purse(store, "team")).committed == 900
+    with pytest.raises(BudgetExceeded, match=r"0\.000101 is more than what is left"):
+        await begin(store, Input(1), hold=101, key_id="key_2")
+    [one] = await lease(store, batch, 1)
+    await store.lines.settle([settlement(one)])
+    purse = await _purse(store, "team")
+    assert (purse.spent, purse.committed) == (LINE, 900 - LINE)
+    ended = await finish(store, batch)
+    assert ended.held == 0
+    purse = await _purse(store, "team")
+    assert (purse.spent, purse.committed) == (2 * LINE, 0)
+
+
+@pytest.mark.parametrize("end", [S.CANCELLED, S.EXPIRED, S.FAILED])
+async def test_a_reservation_returns_at_every_end(store: Store, end: S) -> None:
+    """Cancelled, expired or failed: nothing stays reserved."""
+    batch = await begin(store, Input(2), hold=500)
+    [one] = await lease(store, batch, 1)
+    assert await store.budgets.hold(one, 200) == "held"
+    if end is S.FAILED:
+        moved = await store.batches.move(batch.seq, frozenset({S.IN_PROGRESS}), S.FAILED)
+    else:
+        closing = {S.CANCELLED: S.CANCELLING, S.EXPIRED: S.EXPIRING}[end]
+        state = {S.CANCELLED: LineState.CANCELLED, S.EXPIRED: LineState.EXPIRED}[end]
+        await store.batches.move(batch.seq, frozenset({S.IN_PROGRESS}), closing)
+        await store.lines.settle([settlement(one)])
+        await store.lines.close(batch.seq, state, "code", "message")
+        moved = await store.batches.move(batch.seq, frozenset({closing}), end)
+    assert moved is not None
+    assert moved.held == 0
+    assert (await _purse(store, "team")).committed == 0
+
+
+async def test_a_line_that_would_cross_does_not_start(store: Store) -> None:
+    """While others may still turn out cheaper it waits; when nothing can help it is over."""
+    await store.keys.change("key_1", limits=Limits(monthly_budget=500))
+    batch = await begin(store, Input(4))
+    one, two, three, four = await lease(store, batch)
+    assert await store.budgets.hold(one, 300) == "held"
+    assert await store.budgets.hold(two, 200) == "held"
+    assert await store.budgets.hold(three, 300) == "wait"
+    assert await store.budgets.hold(four, 501) == "over"
+    await store.lines.settle([settlement(one), settlement(two)])
+    assert await store.budgets.hold(four, 500 - 2 * LINE + 1) == "over"
+    assert await store.budgets.hold(three, 500 - 2 * LINE) == "held"
+    assert (await _purse(store, "key")).committed == 500 - 2 * LINE
+
+
+async def test_the_cap_of_a_batch_is_its_own(store: Store) -> None:
+    """``max_cost`` stops one batch, whatever its key may still spend."""
+    batch = await begin(store, Input(2), max_cost=LINE + 10)
+    other = await begin(store, Input(1))
+    one, two = await lease(store, batch)
+    [free] = await lease(store, other)
+    assert await store.budgets.hold(one, LINE + 10) == "held"
+    await store.lines.settle([settlement(one)])
+    assert await store.budgets.hold(two, 11) == "over"
+    assert await store.budgets.hold(free, 10**6) == "held"
+
+
+async def test_a_reserved_batch_runs_within_its_reservation(store: Store) -> None:
+    """Its lines in flight are part of what it reserved and do not count a second time."""
+    await store.keys.change("key_1", limits=Limits(monthly_budget=1000))
+    batch = await begin(store, Input(2), hold=1000)
+    one, two = await lease(store, batch)
+    assert await store.budgets.hold(one, 600) == "held"
+    assert await store.budgets.hold(two, 400) == "held"
+    assert (await _purse(store, "key")).committed == 1000
+
+
+async def test_whatever_ends_a_lease_lets_go_what_it_held(
+    store: Store, factory: Factory, tmp_path: Path, clock: Hand
+) -> None:
+    """Released, lapsed, or its server died: the amount is free again."""
+    batch = await begin(store, Input(1))
+    for give_back in ("release", "lapse", "restart"):
+        [one] = await lease(store, batch)
+        assert await store.budgets.hold(one, 700) == "held"
+        assert (await _purse(store, "team")).committed == 700
+        if give_back == "release":
+            await store.lines.release([one], spend=False)
+        elif give_back == "lapse":
+            await store.lines.reclaim(2**33)
+        else:
+            await store.close()
+            await store.start()
+        assert (await _purse(store, "team")).committed == 0
+
+
+async def test_a_lease_that_is_over_holds_nothing(store: Store) -> None:
+    """Who asks too late reserves nothing in the name of the next run."""
+    batch = await begin(store, Input(1))
+    [old] = await lease(store, batch)
+    await store.lines.release([old])
+    [new] = await lease(store, batch)
+    await store.budgets.hold(old, 700)
+    assert (await _purse(store, "team")).committed == 0
+    assert await store.budgets.hold(new, 5) == "held"
+
+
+async def test_who_waits_for_its_turn_is_woken(store: Store) -> None:
+    """The end of a line in flight wakes the lines that wait for money."""
+    batch = await begin(store, Input(1))
+    [one] = await lease(store, batch)
+    since = store.budgets.turn
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(store.budgets.freed, since)
+            await store.lines.settle([settlement(one)])
+        await store.budgets.freed(since)
+
+
+async def test_enqueued_lines_and_tokens_are_limited(store: Store) -> None:
+    """Over all active batches of a key; what has ended makes room."""
+    await store.keys.change("key_1", limits=Limits(enqueued_lines=3))
+    first = await begin(store, Input(2))
+    with pytest.raises(QuotaExceeded, match="2 are enqueued and the batch has 2") as caught:
+        await begin(store, Input(2))
+    assert (caught.value.status, caught.value.code) == (400, "line_limit_exceeded")
+    await begin(store, Input(1))
+    await finish(store, first)
+    await store.keys.change("key_1", limits=Limits(enqueued_tokens=100))
+    file = await upload(store, [b"x" * 500], facts=FileFacts(lines=1))
+    with pytest.raises(QuotaExceeded) as caught:
+        await store.batches.open(new_batch(file))
+    assert caught.value.code == "token_limit_exceeded"
+
+
+async def test_the_bytes_that_an_owner_keeps(store: Store) -> None:
+    """Input files that are there; results and deleted files do not count."""
+    source = Input(2)
+    batch = await finish(store, await begin(store, source))
+    assert await store.budgets.stored("ada") == len(source.bytes)
+    assert await store.files.delete(batch.input_file_id, "ada")
+    assert await store.budgets.stored("ada") == 0
