@@ -162,9 +162,9 @@ INSERT INTO results (batch_seq, no, kind, start, row) VALUES (1, 1, 'output', 0,
         "UPDATE batches SET queued = -1",
         "UPDATE batches SET params = '{'",
         "UPDATE batches SET total = 'many'",
-        "INSERT INTO batches (id, owner, input_file_id, input_file_seq, endpoint, completion_window,"
-        " created_at, expires_at, params, placement, exclusive) SELECT 'b2', owner, input_file_id,"
-        " input_file_seq, endpoint, '24h', 1, 2, params, placement, 1 FROM batches",
+        "INSERT INTO batches (id, owner, input_file_id, input_file_seq, endpoint, created_at,"
+        " completion_window, expires_at, params, placement, exclusive) SELECT 'b2', owner,"
+        " input_file_id, input_file_seq, endpoint, 1, '24h', 2, params, placement, 1 FROM batches",
         "UPDATE files SET blob = NULL",
         "UPDATE files SET kind = 'output'",
         "UPDATE files SET expires_at = 0",

@@ -170,11 +170,12 @@ async def test_an_input_that_expires_under_its_batch_is_kept_for_it(
 
 
 async def test_a_deleted_result_takes_its_rows_along(store: Store, clock: Hand) -> None:
-    """After the sweep the rows of a deleted output file can be read nowhere."""
+    """The rows of a deleted output file can be read nowhere, at once and after the sweep."""
     ended = await finish(store, await begin(store, Input(3)))
     assert ended.output_file_id is not None
     assert len(await store.lines.rows(ended.seq, 0, 10)) == 3
     assert await store.files.delete(ended.output_file_id, OWNER)
+    assert await store.lines.rows(ended.seq, 0, 10) == []
     assert await store.files.sweep(int(clock.now)) == 1
     assert await store.lines.rows(ended.seq, 0, 10) == []
     assert (await fresh(store, ended)).completed == 3
