@@ -25,13 +25,15 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "Python's venv module is missing; install it (Debian: apt-get install python3-venv)." >&2; exit 2; }
 
-# A stamp is the proof of one installation; it ages when the dependencies change.
-$(VENV)/.run: pyproject.toml | $(BIN)/python
+# A stamp is the proof of one installation; it ages when what is installed or compiled changes.
+BUILT := pyproject.toml $(wildcard CMakeLists.txt native/src/* native/include/*/*)
+
+$(VENV)/.run: $(BUILT) | $(BIN)/python
 	@echo "Installing tidemill and its engine into $(VENV) (the first time compiles llama.cpp)."
 	@$(BIN)/python -m pip install -qq -e '.[llama,smollm2]'
 	@touch $@
 
-$(VENV)/.test: pyproject.toml $(VENV)/.run | $(BIN)/python
+$(VENV)/.test: $(BUILT) $(VENV)/.run | $(BIN)/python
 	@$(BIN)/python -m pip install -qq -e '.[test,llama,smollm2]'
 	@touch $@
 

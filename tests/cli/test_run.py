@@ -43,6 +43,14 @@ def test_an_embedded_server_answers_a_file(tidemill: Run, requests: Path, tmp_pa
     assert Path(incremental[1]).read_bytes() == (tmp_path / "out.jsonl").read_bytes()
 
 
+def test_an_answer_cannot_steer_the_terminal(tidemill: Run, live: Server, tmp_path: Path) -> None:
+    """Escape sequences of a model are shown as what they are not."""
+    (tmp_path / "in.jsonl").write_bytes(jsonl([chat("a", "red \x1b[31m\r\x07 two\nlines\tx")]))
+    ran = tidemill("run", "in.jsonl", "-o", "out.jsonl", "--url", live.base_url, "--show")
+    assert ran.out == "a\tred \ufffd[31m\ufffd\ufffd two lines x\t6\n"
+    assert "\x1b[31m" in said(rows((tmp_path / "out.jsonl").read_bytes())["a"])
+
+
 def test_a_named_server_answers_a_file(
     tidemill: Run, live: Server, requests: Path, tmp_path: Path
 ) -> None:

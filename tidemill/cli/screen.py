@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -60,7 +61,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, right: str =
     """
     if not sys.stdout.isatty():
         for row in rows:
-            click.echo("\t".join("" if cell is None else _flat(str(cell)) for cell in row))
+            click.echo("\t".join(_plain(cell).replace("\n", " ") for cell in row))
         return
     grid = Table(box=None, header_style="bold", pad_edge=False)
     for column in columns:
@@ -68,12 +69,16 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, right: str =
             column, overflow="fold", justify="right" if column in right.split(",") else "left"
         )
     for row in rows:
-        grid.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+        grid.add_row(*(Text(_plain(cell)) for cell in row))
     out().print(grid)
 
 
-def _flat(cell: str) -> str:
-    return cell.replace("\t", " ").replace("\n", " ")
+# Cells hold what models and strangers wrote: it must not steer the terminal.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def _plain(cell: Any) -> str:
+    return "" if cell is None else _CONTROL.sub("\ufffd", str(cell).replace("\t", " "))
 
 
 def pairs(value: dict[str, Any]) -> None:
