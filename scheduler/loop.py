@@ -118,7 +118,8 @@ class Errands(Protocol):
 
     def pending(self) -> bool: ...
 
-    def run_one(self) -> None: ...
+    def run_one(self, rows: int) -> None:
+        """Do one piece of about as much work as ``rows`` rows of a step."""
 
 
 class NoErrands:
@@ -127,7 +128,7 @@ class NoErrands:
     def pending(self) -> bool:
         return False
 
-    def run_one(self) -> None:
+    def run_one(self, rows: int) -> None:
         """Nothing to do."""
 
 
@@ -271,12 +272,19 @@ class Loop(Generic[C]):
     def turn(self) -> None:
         """One errand and one step, where there are any, and one flush."""
         if self._errands.pending():
-            self._errands.run_one()
+            self._errands.run_one(self._errand_rows())
         if self._live or self._waiting:
             step = plan(self._candidates(), self._engine.limits)
             chunks = self._prepare(step)
             self._observe(chunks, self._engine.step(chunks))
         self._flush(self.gauges())
+
+    def _errand_rows(self) -> int:
+        """An errand lengthens the step as prompts do, and has their budget."""
+        limits = self._engine.limits
+        sequences = (*self._live.values(), *self._waiting[:1])
+        felt = any(s.lane is Lane.INTERACTIVE for s in sequences)
+        return limits.prefill_shared if felt else limits.prefill
 
     def _collect(self) -> bool:
         """Take in what other threads left; sleeps while there is nothing to do. False: close."""

@@ -26,7 +26,7 @@ from tidemill.backends.llama.sampling import Chooser
 from tidemill.backends.llama.stepper import Stepper
 from tidemill.errors import EngineUnavailable, RequestRefused, TidemillError
 from tidemill.scheduler.loop import Gauges, Loop
-from tidemill.types import EngineSpec, Generation, Lane, ModelCard, Piece, Usage
+from tidemill.types import EngineSpec, Generation, ModelCard, Piece, Usage
 
 KV_BYTES = 1 << 30
 """Memory that key-value caches may take where nothing else is configured, a quarter of the
@@ -126,9 +126,11 @@ class Child:
             threads=size.threads,
             headroom=spec.headroom,
         )
-        if not spec.embedding:
-            stepper.open()
         self._embedder = Embedder(model, context=size.embedding_context, threads=size.threads)
+        if spec.embedding:
+            self._embedder.open()
+        else:
+            stepper.open()
         self._desk = Desk(model, template, context=size.context)
         self._loop: Loop[Chooser] = Loop(stepper, flush=outbox.flush, errands=self._embedder)
         card = ModelCard(
@@ -201,8 +203,7 @@ class Child:
                 else m.Vectors(key=key, vectors=tuple(result), usage=usage)
             )
 
-        lane = Lane.INTERACTIVE if question.interactive else Lane.BATCH
-        self._embedder.submit(Inputs(key=key, lane=lane, tokens=tokens, done=done))
+        self._embedder.submit(Inputs(key=key, lane=question.lane, tokens=tokens, done=done))
         self._loop.wake()
 
 

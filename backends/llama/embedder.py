@@ -57,14 +57,15 @@ class Embedder:
         """True while an input waits."""
         return bool(self._queue)
 
-    def run_one(self) -> None:
-        """Embed as many inputs as fit one decode: by lane, then arrival."""
-        taken = self._take()
+    def run_one(self, rows: int) -> None:
+        """Embed as many inputs as fit one decode of ``rows`` tokens, or one longer one: by lane,
+        then arrival."""
+        taken = self._take(rows)
         if not taken:
             return
-        if self._ctx is None:
-            self._open()
         try:
+            if self._ctx is None:
+                self.open()
             vectors = self._decode([inputs.tokens[i] for i, inputs in taken])
         except EngineUnavailable as exc:
             for inputs in {id(inputs): inputs for _, inputs in taken}.values():
@@ -82,24 +83,30 @@ class Embedder:
             C.llama_free(self._ctx)
             self._ctx = None
 
-    def _take(self) -> list[tuple[int, Inputs]]:
+    def _take(self, rows: int) -> list[tuple[int, Inputs]]:
         taken: list[tuple[int, Inputs]] = []
-        room = self.context
+        room = min(rows, self.context)
         with self._lock:
             while self._queue and len(taken) < TOGETHER:
                 _, _, i, inputs = self._queue[0]
-                if len(inputs.tokens[i]) > room:
+                if taken and len(inputs.tokens[i]) > room:
                     break
                 room -= len(inputs.tokens[i])
                 heapq.heappop(self._queue)
                 taken.append((i, inputs))
         return taken
 
-    def _open(self) -> None:
-        self._ctx = self._new(C.LLAMA_POOLING_TYPE_UNSPECIFIED)
-        if C.llama_pooling_type(self._ctx) == C.LLAMA_POOLING_TYPE_NONE:
-            C.llama_free(self._ctx)
-            self._ctx = self._new(C.LLAMA_POOLING_TYPE_MEAN)
+    def open(self) -> None:
+        """Make the context; raises ``EngineUnavailable`` for a model without embeddings."""
+        ctx = self._new(C.LLAMA_POOLING_TYPE_UNSPECIFIED)
+        pooling = C.llama_pooling_type(ctx)
+        if pooling == C.LLAMA_POOLING_TYPE_NONE:
+            C.llama_free(ctx)
+            ctx = self._new(C.LLAMA_POOLING_TYPE_MEAN)
+        elif pooling == C.LLAMA_POOLING_TYPE_RANK:
+            C.llama_free(ctx)
+            raise EngineUnavailable("This model ranks texts and makes no embeddings.")
+        self._ctx = ctx
 
     def _new(self, pooling: int) -> Any:
         params = C.llama_context_default_params()

@@ -20,7 +20,7 @@ from tidemill.errors import (
     TidemillError,
 )
 from tidemill.scheduler.loop import Gauges
-from tidemill.types import EngineSpec, Generation, ModelCard, Piece, Usage
+from tidemill.types import EngineSpec, Generation, Lane, ModelCard, Piece, Usage
 
 HEADER = struct.Struct("<I")
 LARGEST = 256 * 1024 * 1024
@@ -43,22 +43,30 @@ class Load(Message, frozen=True, kw_only=True, tag=True):
 
 
 class Generate(Message, frozen=True, kw_only=True, tag=True):
+    """Answer this; events of ``key`` are its pieces."""
+
     key: int
     generation: Generation
 
 
 class Embed(Message, frozen=True, kw_only=True, tag=True):
+    """Embed these; answered by ``Vectors``."""
+
     key: int
     inputs: tuple[str | tuple[int, ...], ...]
-    interactive: bool = False
+    lane: Lane = Lane.BATCH
 
 
 class Count(Message, frozen=True, kw_only=True, tag=True):
+    """How many tokens has this prompt; answered by ``Counted``."""
+
     key: int
     generation: Generation
 
 
 class Cancel(Message, frozen=True, kw_only=True, tag=True):
+    """Nobody waits for this key any more."""
+
     key: int
 
 
@@ -98,6 +106,8 @@ class Vectors(Message, frozen=True, kw_only=True, tag=True):
 
 
 class Counted(Message, frozen=True, kw_only=True, tag=True):
+    """Prompt tokens of a ``Count``."""
+
     key: int
     tokens: int
 

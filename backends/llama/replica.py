@@ -18,7 +18,6 @@ from tidemill.types import (
     Embedding,
     EngineSpec,
     Generation,
-    Lane,
     ModelCard,
     Piece,
     ReplicaStatus,
@@ -96,9 +95,8 @@ class LlamaReplica:
                 param="dimensions",
                 code="unsupported_value",
             )
-        interactive = embedding.lane is Lane.INTERACTIVE
         event = await self._answer(
-            lambda key: m.Embed(key=key, inputs=embedding.inputs, interactive=interactive)
+            lambda key: m.Embed(key=key, inputs=embedding.inputs, lane=embedding.lane)
         )
         assert isinstance(event, m.Vectors)
         return Embedded(vectors=tuple(_floats(v) for v in event.vectors), usage=event.usage)

@@ -80,9 +80,11 @@ class Chooser:
 
 
 def _candidates(logits: Logits, ids: NDArray[np.integer] | None = None) -> NDArray[np.void]:
-    ids = np.arange(len(logits)) if ids is None else ids
-    out = np.empty(len(ids), dtype=CANDIDATE)
-    out["id"], out["logit"], out["p"] = ids, logits[ids], 0.0
+    if ids is not None:
+        logits = logits[ids]
+    out = np.empty(len(logits), dtype=CANDIDATE)
+    out["id"] = np.arange(len(logits), dtype=np.int32) if ids is None else ids
+    out["logit"], out["p"] = logits, 0.0
     return out
 
 

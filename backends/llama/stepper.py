@@ -55,6 +55,10 @@ class Stepper:
                 "each; set fewer slots or a shorter context."
             )
         self._memory = C.llama_get_memory(self._ctx)
+        if not self._memory:
+            raise EngineUnavailable(
+                "This model does not generate text; name it as the embedding model instead."
+            )
 
     def step(self, chunks: list[Chunk[Chooser]]) -> Observation:
         """Compute the chunks and choose a token after each that has a chooser."""

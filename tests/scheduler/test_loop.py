@@ -372,17 +372,20 @@ def test_the_thread_sleeps_until_there_is_work_and_ends_on_close() -> None:
 
 
 def test_errands_run_between_steps() -> None:
-    """Other work of the engine's thread is done one piece at a time while sequences decode."""
+    """Other work of the engine's thread is done one piece at a time while sequences decode, in
+    smaller pieces while somebody interactive would feel it."""
 
     class Two:
         def __init__(self) -> None:
             self.left = 2
+            self.budgets: list[int] = []
 
         def pending(self) -> bool:
             return self.left > 0
 
-        def run_one(self) -> None:
+        def run_one(self, rows: int) -> None:
             self.left -= 1
+            self.budgets.append(rows)
 
     errands = Two()
     engine = Arithmetic(Limits(slots=1, rows=513))
@@ -390,6 +393,10 @@ def test_errands_run_between_steps() -> None:
     t = ticket(1, [1, 2], limit=3)
     drive(loop, [t])
     assert errands.left == 0
+    assert errands.budgets == [512, 512]
+    errands.left = 1
+    drive(loop, [ticket(2, [1, 2], lane=Lane.INTERACTIVE, limit=3)])
+    assert errands.budgets[-1] == 128
     assert got(t).reason is not None
 
 

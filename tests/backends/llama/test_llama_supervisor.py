@@ -13,8 +13,8 @@ import pytest
 
 from tidemill.backends.llama.replica import LlamaReplica, replica
 from tidemill.backends.llama.supervisor import CRASHES, WITHIN_S, Deaths
-from tidemill.errors import EngineLost, EngineUnavailable, SettingsError
-from tidemill.types import EngineSpec, Generation
+from tidemill.errors import EngineLost, EngineUnavailable, RequestRefused, SettingsError
+from tidemill.types import Embedding, EngineSpec, Generation
 
 ASKED = Generation(model="m", text="Once upon a time", max_tokens=4)
 ENDLESS = Generation(model="m", text="Once upon a time", stream=True)
@@ -153,6 +153,24 @@ async def test_closing_ends_the_process_and_tells_whoever_waits() -> None:
         await text(closing)
     assert not _runs(pid)
     assert not closing.status().healthy
+
+
+@pytest.mark.anyio
+@pytest.mark.llama
+async def test_an_embeddings_replica_embeds_and_does_nothing_else(engine: LlamaReplica) -> None:
+    """Its card says so, a completion is refused, and its vectors are those of the chat engine."""
+    asked = Embedding(model="m", inputs=("a cat", "a dog sleeps"))
+    embedding = replica(EngineSpec(model="smollm2", name="vectors", embedding=True, threads=1))
+    await embedding.start()
+    card = embedding.card
+    assert (card.id, card.chat, card.embeddings, card.tools) == ("vectors", False, True, False)
+    assert card.context_length == 2048
+    vectors = (await embedding.embed(asked)).vectors
+    with pytest.raises(RequestRefused, match="embeddings only"):
+        await text(embedding)
+    await embedding.close()
+    for mine, other in zip(vectors, (await engine.embed(asked)).vectors, strict=True):
+        assert sum(a * b for a, b in zip(mine, other, strict=True)) > 0.999
 
 
 @pytest.mark.anyio
