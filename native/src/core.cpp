@@ -3,7 +3,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -11,7 +10,6 @@
 #include <string>
 #include <unordered_map>
 #include <utility>
-#include <variant>
 
 #include "tidemill/slot_pool.hpp"
 
@@ -37,6 +35,11 @@ class Buffer {
 
  private:
   Py_buffer view_{};
+};
+
+/// A gate with an owner of its own: the copiers let go of theirs without the GIL.
+struct PythonGate {
+  std::shared_ptr<Gate> gate = std::make_shared<Gate>();
 };
 
 using MemoryView = nb::ndarray<nb::memview, std::uint8_t, nb::ndim<1>>;
@@ -89,8 +92,7 @@ class Pool {
  private:
   After producer(const nb::object& after) const {
     if (after.is_none()) return {};
-    std::shared_ptr<Gate> gate;
-    if (nb::try_cast(after, gate)) return {std::move(gate), nullptr};
+    if (nb::isinstance<PythonGate>(after)) return {nb::cast<const PythonGate&>(after).gate, nullptr};
     if (pool_->stats().arena_kind != "cuda") {
       throw std::invalid_argument("an event needs the CUDA arena; pass a Gate");
     }
@@ -187,10 +189,10 @@ NB_MODULE(_core, m) {
 #endif
   });
 
-  nb::class_<Gate>(m, "Gate", "Holds a copy back until its source is ready. Opens once.")
-      .def(nb::new_([] { return std::make_shared<Gate>(); }))
-      .def("open", &Gate::open)
-      .def_prop_ro("is_open", &Gate::is_open);
+  nb::class_<PythonGate>(m, "Gate", "Holds a copy back until its source is ready. Opens once.")
+      .def(nb::init<>())
+      .def("open", [](PythonGate& self) { self.gate->open(); })
+      .def_prop_ro("is_open", [](const PythonGate& self) { return self.gate->is_open(); });
 
   nb::class_<Pool>(m, "SlotPool", "See tidemill.native.slots.Pool.")
       .def(
