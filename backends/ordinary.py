@@ -49,6 +49,10 @@ class OrdinaryRoutes:
         """True when its ordinary routes serve the model."""
         return model in self._names
 
+    def where(self, model: str) -> str:
+        """The provider, whatever the model."""
+        return self._provider.name
+
     @property
     def capacity(self) -> int:
         """Lines that it may be given now."""
@@ -91,6 +95,7 @@ class OrdinaryRoutes:
             usage=usage_of(content),
             model=ours,
             request_id=raw.headers.get("x-request-id") or "",
+            execution=self._provider.name,
         )
 
     async def stream(

@@ -47,6 +47,10 @@ class RoutedInference:
         """True when a request for this model can run somewhere from here."""
         return any(place.knows(model) for place in self._places)
 
+    def where(self, model: str) -> str:
+        """Where a request for this model would run."""
+        return next((place.where(model) for place in self._places if place.knows(model)), "local")
+
     @property
     def capacity(self) -> int:
         """Lines that keep all places busy."""

@@ -437,6 +437,7 @@ def _settlement(lease: Lease, outcome: Outcome, now: int) -> Settlement:
         row=wire.result_row(lease.custom_id, outcome),
         usage=outcome.usage if isinstance(outcome, Answer) else Usage(),
         model=outcome.model if isinstance(outcome, Answer) else "",
+        execution=outcome.execution if isinstance(outcome, Answer) else "local",
         owner=lease.owner,
         key_id=lease.key_id,
         custom_id=lease.custom_id,

@@ -60,8 +60,13 @@ def principal(grant: Grant) -> Principal:
         scopes=key.scopes,
         team_id=key.team_id,
         user_id=key.user_id,
-        limits=(key.limits, *(account.limits for account in accounts(grant))),
+        limits=limits(grant),
     )
+
+
+def limits(grant: Grant) -> tuple[Limits, ...]:
+    """The limits of a key, its team and its user."""
+    return (grant.key.limits, *(account.limits for account in accounts(grant)))
 
 
 def may(principal: Principal, scope: str) -> bool:

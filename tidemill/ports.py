@@ -150,6 +150,9 @@ class Inference(Protocol):
     def knows(self, model: str) -> bool:
         """True when a request for this model can run here."""
 
+    def where(self, model: str) -> str:
+        """Where a request for this model would run: ``local`` or the name of a provider."""
+
     async def answer(
         self,
         endpoint: str,

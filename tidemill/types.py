@@ -367,6 +367,8 @@ class Answer(Record, frozen=True, kw_only=True):
     usage: Usage = Usage()
     model: str = ""
     request_id: str = ""
+    execution: str = "local"
+    """Where it ran: here, or the name of the provider that answered."""
 
 
 class Refusal(Record, frozen=True, kw_only=True):

@@ -87,6 +87,10 @@ class LocalInference:
         """True when a request for this model can run here."""
         return model in self._completing
 
+    def where(self, model: str) -> str:
+        """Here."""
+        return "local"
+
     @property
     def capacity(self) -> int:
         """Lines that keep all engines busy: those that run and as many next in line; at least 1."""

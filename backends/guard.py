@@ -1,0 +1,112 @@
+"""Asks, before a line runs, whether its key still may and whether there is money for it.
+
+A batch lives for hours; a key can be revoked or narrowed, and a budget used up, between its create
+and its last line. What is finished stays; what has not run gets a row that says why.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TypeVar
+
+from tidemill import access, clock, estimates
+from tidemill.ports import Accounts, Budgets, Executor
+from tidemill.prices import Catalogue
+from tidemill.types import Grant, Lease, Outcome, Refusal
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+GRANT_TTL_S = 1.0
+"""How old what is known of a key may be; many lines a second ask."""
+_MOST = 4096
+"""Keys, and stopped batches, that are remembered."""
+
+_OVER = Refusal(
+    code="budget_exceeded",
+    message="This request was not executed because its cost could exceed what may be spent.",
+)
+
+
+class GuardedExecutor:
+    """An ``Executor`` around another one. ``where`` says at which provider a model runs."""
+
+    def __init__(
+        self,
+        inner: Executor,
+        accounts: Accounts,
+        budgets: Budgets,
+        *,
+        prices: Catalogue,
+        where: Callable[[str], str],
+    ) -> None:
+        self._inner = inner
+        self._accounts = accounts
+        self._budgets = budgets
+        self._prices = prices
+        self._where = where
+        self._grants: OrderedDict[str, tuple[float, Grant | None]] = OrderedDict()
+        self._stopped: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def capacity(self) -> int:
+        """Lines that the inner executor wants in flight."""
+        return self._inner.capacity
+
+    async def execute(self, lease: Lease) -> Outcome:
+        """The line's answer, or why it did not run."""
+        if lease.batch_seq in self._stopped:
+            return _OVER
+        grant = None if lease.key_id is None else await self._grant(lease.key_id)
+        if grant is not None or self._prices.models:
+            model, usage = estimates.of_line(lease.line, lease.endpoint, lease.params)
+            where = self._where(model)
+            if grant is not None and (refusal := _withheld(grant, model, where)):
+                return refusal
+            rate = self._prices.quote(model, execution=where).rate
+            if not rate.free and not await self._afford(lease, rate.cost(usage)):
+                _remember(self._stopped, lease.batch_seq, None)
+                return _OVER
+        return await self._inner.execute(lease)
+
+    async def _afford(self, lease: Lease, amount: int) -> bool:
+        """Hold what the line may cost; False when it would cross whatever else ends."""
+        while True:
+            since = self._budgets.turn
+            turn = await self._budgets.hold(lease, amount)
+            if turn != "wait":
+                return turn == "held"
+            await self._budgets.freed(since)
+            if lease.batch_seq in self._stopped:
+                return False
+
+    async def _grant(self, key_id: str) -> Grant | None:
+        now = clock.monotonic()
+        known = self._grants.get(key_id)
+        if known is not None and now - known[0] < GRANT_TTL_S:
+            return known[1]
+        grant = await self._accounts.grant(key_id)
+        _remember(self._grants, key_id, (now, grant))
+        return grant
+
+
+def _withheld(grant: Grant, model: str, where: str) -> Refusal | None:
+    trouble = access.trouble(grant, clock.now())
+    if trouble is not None:
+        code, message = trouble
+        return Refusal(code=code, message=f"This request was not executed: {message}")
+    if not access.permits(access.limits(grant), model, where):
+        return Refusal(
+            code="model_not_permitted",
+            message=f"This request was not executed: the key may no longer use '{model[:100]}'.",
+            param="body.model",
+        )
+    return None
+
+
+def _remember(known: OrderedDict[K, V], key: K, value: V) -> None:
+    known[key] = value
+    known.move_to_end(key)
+    while len(known) > _MOST:
+        known.popitem(last=False)

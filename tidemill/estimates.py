@@ -1,0 +1,109 @@
+"""What a request may use, told from its body before it runs.
+
+Input is estimated from bytes, output from the limit that the request (or its batch) sets. Only the
+model's own tokenizer knows better, so whatever shows such a number calls it an estimate.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidemill.budgets import BYTES_PER_TOKEN
+from tidemill.lines import Splitter, Text
+from tidemill.types import BatchParams, Record, Usage
+
+DEFAULT_OUTPUT = 512
+"""Output tokens of a request that sets no limit."""
+
+EMBEDDINGS = "/v1/embeddings"
+
+
+class Wanted(msgspec.Struct):
+    """What of a body decides its cost; values of other types are the engine's to refuse."""
+
+    model: object = None
+    max_tokens: object = None
+    max_completion_tokens: object = None
+    max_output_tokens: object = None
+    n: object = None
+
+
+class _Line(msgspec.Struct):
+    body: msgspec.Raw = msgspec.Raw()
+
+
+_wanted = msgspec.json.Decoder(Wanted)
+_line = msgspec.json.Decoder(_Line)
+
+
+def of_body(body: bytes, endpoint: str, params: BatchParams | None = None) -> tuple[str, Usage]:
+    """Model and estimated usage of a request body; the model is empty where none can be read.
+
+    >>> of_body(b'{"model": "m", "max_tokens": 5, "n": 2}', "/v1/chat/completions")[1].output
+    10
+    """
+    try:
+        wanted = _wanted.decode(body)
+    except (ValueError, RecursionError):
+        return "", Usage()
+    model = wanted.model if isinstance(wanted.model, str) else ""
+    fallback = DEFAULT_OUTPUT
+    if params is not None and params.max_decoding_length is not None:
+        fallback = params.max_decoding_length
+    limits = (wanted.max_completion_tokens, wanted.max_output_tokens, wanted.max_tokens)
+    output = next((limit for limit in limits if _whole(limit)), fallback)
+    assert isinstance(output, int)
+    choices = wanted.n if isinstance(wanted.n, int) and _whole(wanted.n) else 1
+    return model, Usage(
+        input=-(-len(body) // BYTES_PER_TOKEN),
+        output=0 if endpoint == EMBEDDINGS else output * choices,
+    )
+
+
+def of_line(line: bytes, endpoint: str, params: BatchParams | None = None) -> tuple[str, Usage]:
+    """The same for a line of an input file."""
+    try:
+        body = bytes(_line.decode(line).body)
+    except (ValueError, RecursionError):
+        return "", Usage()
+    return of_body(body, endpoint, params)
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
+
+
+class Demand(Record, frozen=True, kw_only=True):
+    """What the lines of one model ask for."""
+
+    lines: int = 0
+    usage: Usage = Usage()
+
+
+class Tally:
+    """Adds up an input file by model as it passes by."""
+
+    def __init__(self, endpoint: str, params: BatchParams | None = None) -> None:
+        self._endpoint, self._params = endpoint, params
+        self._splitter = Splitter()
+        self._sums: dict[str, list[int]] = {}
+
+    def feed(self, piece: bytes) -> None:
+        """Take the next bytes of the file."""
+        self._add(self._splitter.feed(piece))
+
+    def finish(self) -> dict[str, Demand]:
+        """End of file: the demand by model."""
+        self._add(self._splitter.finish())
+        return {
+            model: Demand(lines=lines, usage=Usage(input=input, output=output))
+            for model, (lines, input, output) in self._sums.items()
+        }
+
+    def _add(self, texts: list[Text]) -> None:
+        for text in texts:
+            model, usage = of_line(text.data, self._endpoint, self._params)
+            sums = self._sums.setdefault(model, [0, 0, 0])
+            sums[0] += 1
+            sums[1] += usage.input
+            sums[2] += usage.output
