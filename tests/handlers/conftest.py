@@ -11,14 +11,30 @@ import pytest
 from tests.handlers.world import Open, World, opened
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """One event loop for all tests here, because they share an application."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+async def shared_world(
+    anyio_backend: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[World]:
+    """One application for many tests: to start one each would be most of their time."""
+    async with opened(tmp_path_factory.mktemp("shared") / "store") as one:
+        yield one
+
+
+@pytest.fixture
+async def world(shared_world: World) -> AsyncGenerator[World]:
+    """The shared application, seen by an owner who has nothing yet."""
+    async with shared_world.for_newcomers() as mine:
+        yield mine
+
+
 @pytest.fixture
 def open_world(tmp_path: Path) -> Open:
-    """Opens a world with settings of the test's choice, always on the same store."""
+    """Opens an application of the test's own, with settings of its choice, always on the same
+    store."""
     return partial(opened, tmp_path / "store")
-
-
-@pytest.fixture
-async def world(open_world: Open) -> AsyncGenerator[World]:
-    """A world with the keys of Alice and Bob."""
-    async with open_world() as one:
-        yield one

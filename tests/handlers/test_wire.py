@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from tests.handlers.world import ALICE, Open, World, line
+from tests.handlers.world import Open, World, line
 from tidemill import telemetry
+from tidemill.types import ReplicaStatus
 
 pytestmark = pytest.mark.anyio
 
@@ -48,7 +49,7 @@ async def raw(
         "path": path,
         "raw_path": path.encode(),
         "query_string": b"",
-        "headers": [(b"authorization", b"Bearer " + ALICE.encode()), (b"content-type", kind),
+        "headers": [(b"authorization", b"Bearer " + world.key.encode()), (b"content-type", kind),
                     *headers],
         "client": ("127.0.0.1", 1),
         "server": ("testserver", 80),
@@ -208,7 +209,7 @@ async def test_unknown_routes_and_methods(
         assert "GET" in answer.headers["allow"] or "POST" in answer.headers["allow"]
 
 
-@pytest.mark.parametrize("path", ["/v1/files", "/v1/files/", "//v1//files//", "/openai/batches/"])
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/files/", "/v1//files//", "/openai/batches/"])
 async def test_no_redirects(world: World, path: str) -> None:
     """Statements 9, 238: a slash too many is answered directly."""
     assert (await world.client.get(path)).status_code == 200
@@ -275,7 +276,7 @@ async def test_the_access_log(world: World) -> None:
     assert entry["ms"] >= 0
     assert "secret" not in str(entry)
     assert "hidden" not in str(entry)
-    assert ALICE not in str(logs)
+    assert world.key not in str(logs)
 
 
 def _with_context(_: Any, __: str, event: Any) -> Any:
@@ -287,20 +288,26 @@ def _with_context(_: Any, __: str, event: Any) -> Any:
 # --- health and metrics -------------------------------------------------------------------------
 
 
-async def test_health(world: World) -> None:
+async def test_health(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seed: 200 and healthy; an engine that is down makes it 503, with the reason."""
     answer = await world.client.get("/health")
     assert (answer.status_code, answer.json()) == (200, {"status": "healthy"})
-    await world.engine.close()
+    down = ReplicaStatus(healthy=False, reason="it would not start")
+    monkeypatch.setattr(world.engine, "status", lambda: down)
     answer = await world.client.get("/health")
     assert answer.status_code == 503
     assert answer.json()["status"] == "unhealthy"
-    assert "echo" in answer.json()["reason"]
+    assert "it would not start" in answer.json()["reason"]
     assert (await world.client.head("/health")).status_code == 503
 
 
-async def test_pool_status(world: World) -> None:
+async def test_pool_status(open_world: Open) -> None:
     """The first seed's fields."""
+    async with open_world() as world:
+        await check_pool_status(world)
+
+
+async def check_pool_status(world: World) -> None:
     await world.create(line("a", "!wait never"))
     status = (await world.client.get("/v1/pool/status")).json()
     assert {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -11,28 +12,59 @@ from typing import Any
 import httpx
 from litestar import Litestar
 
+from tidemill import clock, ids
 from tidemill.app import running
 from tidemill.backends.echo import EchoReplica
 from tidemill.handlers import create_app
 from tidemill.handlers.deps import Services
 from tidemill.settings import Settings
+from tidemill.types import KeyRecord
 
 ALICE, BOB = "alice-secret-key", "bob-secret-key"
 
 
 class World:
-    """One application and a client of it; ``client`` sends Alice's key."""
+    """One application and a client of it, which sends ``key``."""
 
     def __init__(
-        self, app: Litestar, services: Services, client: httpx.AsyncClient, engine: EchoReplica
+        self,
+        app: Litestar,
+        services: Services,
+        client: httpx.AsyncClient,
+        engine: EchoReplica,
+        key: str = ALICE,
+        other_key: str = BOB,
     ) -> None:
         self.app = app
         self.engine = engine
+        self.key = key
+        self.other_key = other_key
         self.services = services
         self.client = client
 
     def as_bob(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {BOB}"}
+        """Headers of somebody else."""
+        return {"Authorization": f"Bearer {self.other_key}"}
+
+    @asynccontextmanager
+    async def for_newcomers(self) -> AsyncGenerator[World]:
+        """The same application, seen by two owners who have nothing yet."""
+        keys = [ids.key_secret(), ids.key_secret()]
+        for secret in keys:
+            digest = hashlib.sha256(secret.encode()).hexdigest()
+            key_id = ids.key_id()
+            await self.services.store.keys.add(
+                KeyRecord(
+                    id=key_id,
+                    name=key_id,
+                    owner=key_id,
+                    prefix=secret[:6],
+                    digest=digest,
+                    created_at=clock.now(),
+                )
+            )
+        async with _client(self.app, keys[0]) as client:
+            yield World(self.app, self.services, client, self.engine, *keys)
 
     async def upload(self, data: bytes | None = None, **more: Any) -> dict[str, Any]:
         answer = await self.client.post(
@@ -91,12 +123,16 @@ async def opened(path: Path, **settings: Any) -> AsyncGenerator[World]:
         **settings,
     }
     async with running(Settings(**chosen)) as server:
-        engine = server.replicas["echo"]
+        [engine] = server.replicas.values()
         assert isinstance(engine, EchoReplica)
         app = create_app(server.services)
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app, raise_app_exceptions=False),  # type: ignore[arg-type]
-            base_url="http://testserver",
-            headers={"Authorization": f"Bearer {ALICE}"},
-        ) as client:
+        async with _client(app, ALICE) as client:
             yield World(app, server.services, client, engine)
+
+
+def _client(app: Litestar, key: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(app, raise_app_exceptions=False),  # type: ignore[arg-type]
+        base_url="http://testserver",
+        headers={"Authorization": f"Bearer {key}"},
+    )
