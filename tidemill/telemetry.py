@@ -9,6 +9,7 @@ import logging
 import sys
 
 import structlog
+import structlog.tracebacks
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -83,11 +84,21 @@ def configure_logging(settings: Settings) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    # Tracebacks without the frames' variables: those hold prompts, headers and keys.
     render: list[structlog.typing.Processor]
     if settings.log_format == "json":
-        render = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        transformer = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        render = [
+            structlog.processors.ExceptionRenderer(transformer),
+            structlog.processors.JSONRenderer(),
+        ]
     else:
-        render = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        render = [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(),
+                exception_formatter=structlog.dev.plain_traceback,
+            )
+        ]
     structlog.configure(
         processors=[*shared, *render],
         wrapper_class=structlog.make_filtering_bound_logger(level),

@@ -1,0 +1,53 @@
+"""What a log line may never hold, however it comes about."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+PROGRAM = textwrap.dedent(
+    """
+    import logging
+
+    import structlog
+
+    from tidemill import telemetry
+    from tidemill.settings import Settings
+
+    telemetry.configure_logging(Settings(log_format={format!r}, api_keys="sk-the-secret"))
+
+    def answer(settings, headers, prompt):
+        raise RuntimeError("it broke")
+
+    try:
+        answer(
+            Settings(api_keys="sk-" + "the-secret"),
+            [(b"authorization", b"Bearer sk-" + b"the-secret")],
+            "a very " + "private prompt",
+        )
+    except RuntimeError as exc:
+        structlog.get_logger().error("unexpected error", exc_info=exc)
+        logging.getLogger("a.library").error("it failed", exc_info=exc)
+    """
+)
+
+
+@pytest.mark.parametrize("format", ["json", "console"])
+def test_a_traceback_tells_where_and_not_what_the_variables_held(format: str) -> None:
+    """The frames' variables are prompts, headers and settings; a log is read by more people."""
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(format=format)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for event in ("unexpected error", "it failed"):
+        assert event in ran.stderr
+    assert ran.stderr.count("it broke") >= 2
+    assert "RuntimeError" in ran.stderr
+    assert "in answer" in ran.stderr or '"name": "answer"' in ran.stderr
+    assert "sk-the-secret" not in ran.stderr
+    assert "very private prompt" not in ran.stderr
