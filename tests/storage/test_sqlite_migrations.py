@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,17 @@ INSERT INTO results (batch_seq, no, kind, start, row) VALUES (1, 1, 'output', 0,
 """
 
 
+@pytest.fixture(scope="module")
+def furnished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connection]:
+    """A store with a file, a batch, a line and a row; no statement of these tests changes it."""
+    path = tmp_path_factory.mktemp("furnished")
+    migrate(path)
+    conn = open_writer(path)
+    conn.executescript(_SETUP)
+    yield conn
+    conn.close()
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -176,11 +188,7 @@ INSERT INTO results (batch_seq, no, kind, start, row) VALUES (1, 1, 'output', 0,
         "UPDATE fence SET one = 2",
     ],
 )
-def test_impossible_states_are_refused(change: str, tmp_path: Path) -> None:
+def test_impossible_states_are_refused(change: str, furnished: sqlite3.Connection) -> None:
     """By the database itself, whatever the code above it does."""
-    migrate(tmp_path)
-    conn = open_writer(tmp_path)
-    conn.executescript(_SETUP)
     with pytest.raises(sqlite3.IntegrityError):
-        conn.execute(change)
-    conn.close()
+        furnished.execute(change)

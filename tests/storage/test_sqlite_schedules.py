@@ -377,7 +377,7 @@ OR (b.input_tokens, b.cached_tokens, b.output_tokens, b.reasoning_tokens) <> (
 
 
 Schedules.TestCase.settings = settings(
-    max_examples=25,
+    max_examples=15,
     stateful_step_count=40,
     deadline=None,
     database=None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 
 import pytest
 
@@ -126,11 +125,14 @@ async def test_a_deleted_or_expired_file_opens_nothing(store: Store, clock: Hand
         await store.batches.open(new_batch(old))
 
 
-@pytest.mark.parametrize(("frm", "to"), list(itertools.product(BATCH_MOVES, BATCH_MOVES)))
-async def test_batches_move_as_the_table_says(
-    store: Store, clock: Hand, frm: BatchStatus, to: BatchStatus
-) -> None:
+@pytest.mark.parametrize("frm", list(BATCH_MOVES))
+async def test_batches_move_as_the_table_says(store: Store, clock: Hand, frm: BatchStatus) -> None:
     """A move that the table has happens once and is stamped; no other can even be asked for."""
+    for to in BATCH_MOVES:
+        await _try_move(store, clock, frm, to)
+
+
+async def _try_move(store: Store, clock: Hand, frm: BatchStatus, to: BatchStatus) -> None:
     batch = await store.batches.open(new_batch(await upload(store, [b"{}\n"])))
     for step in _PATHS[frm]:
         moved = await store.batches.move(batch.seq, frozenset({batch.status}), step)
