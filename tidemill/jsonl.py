@@ -58,6 +58,9 @@ class _Line(msgspec.Struct):
     body: dict[str, Any]
 
 
+_UNKNOWN = Problem(code="", message="")
+"""Stands for "not asked yet" where None means "nothing wrong"."""
+
 _decoder = msgspec.json.Decoder(_Line)
 
 
@@ -122,6 +125,8 @@ class Checker:
         self._bytes = self._lines = self._inputs = self._longest = 0
         self._ids = _CustomIds()
         self._urls: dict[str, str | None] = {}
+        self._accepted: dict[str, str] = {}
+        """Urls that are this file's, and their canonical form."""
         self._foreign: set[int] = set()
         """Lines whose url no batch may address."""
         self._models: dict[str, Problem | None] = {}
@@ -221,19 +226,17 @@ class Checker:
             line = _decoder.decode(text.data)
         except (RecursionError, ValueError):
             return None
-        body = line.body
-        model = body.get("model")
+        body, model = line.body, line.body.get("model")
+        endpoint = self._accepted.get(line.url) or self._accept_url(line.url, text.no)
         if (
-            line.method != "POST"
+            endpoint is None
+            or line.method != "POST"
             or not 0 < len(line.custom_id) <= complaints.MAX_CUSTOM_ID
-            or complaints.stream(body.get("stream"))
+            or ("stream" in body and complaints.stream(body["stream"]))
             or not isinstance(model, str)
-            or self._model_problem(model)
-            or self._url_problem(line.url, text.no)
+            or (self._models.get(model, _UNKNOWN) is not None and self._model_problem(model))
+            or complaints.content(_NEEDS[endpoint], body.get(_NEEDS[endpoint]))
         ):
-            return None
-        endpoint = self._urls[line.url] or ""
-        if complaints.content(_NEEDS[endpoint], body.get(_NEEDS[endpoint])):
             return None
         if endpoint == "/v1/embeddings" and not self._count_inputs(body["input"]):
             return None
@@ -270,6 +273,12 @@ class Checker:
                 )
             self._models[model] = problem
         return self._models[model]
+
+    def _accept_url(self, url: str, no: int) -> str | None:
+        if self._url_problem(url, no) is not None:
+            return None
+        endpoint = self._accepted[url] = self._urls[url] or ""
+        return endpoint
 
     def _url_problem(self, url: str, no: int) -> Problem | None:
         if url not in self._urls:

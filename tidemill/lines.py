@@ -14,6 +14,7 @@ MAX_LINE_BYTES = 64 * 1024 * 1024
 """A line is held in memory as a whole; the default file limit is below this."""
 
 _BOM = b"\xef\xbb\xbf"
+_CR = 13
 
 
 class Text(NamedTuple):
@@ -80,19 +81,23 @@ class Splitter:
 
     def _split(self, block: bytes) -> list[Text]:
         texts = []
-        no, offset = self.no, self._offset
+        no, offset, limit = self.no, self._offset, self._limit
         for data in block.split(b"\n"):
             no += 1
-            start, offset = offset, offset + len(data) + 1
-            if len(data) > self._limit:
-                raise LineTooLong(no, self._limit)
+            start = offset
+            offset += len(data) + 1
+            if not data or data.isspace():
+                continue
+            if len(data) > limit:
+                raise LineTooLong(no, limit)
             if no == 1 and data.startswith(_BOM):
                 data = data[3:]
                 start += 3
-            if data.endswith(b"\r"):
+                if not data or data.isspace():
+                    continue
+            if data[-1] == _CR:
                 data = data[:-1]
-            if data and not data.isspace():
-                texts.append(Text(no, start, data))
+            texts.append(Text(no, start, data))
         self.no, self._offset = no, offset
         return texts
 
