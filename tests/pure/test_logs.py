@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -36,10 +37,14 @@ PROGRAM = textwrap.dedent(
 
 
 @pytest.mark.parametrize("format", ["json", "console"])
-def test_a_traceback_tells_where_and_not_what_the_variables_held(format: str) -> None:
+def test_a_traceback_tells_where_and_not_what_the_variables_held(
+    format: str, tmp_path: Path
+) -> None:
     """The frames' variables are prompts, headers and settings; a log is read by more people."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(format=format))
     ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(format=format)],
+        [sys.executable, str(program)],
         capture_output=True,
         text=True,
         check=True,
