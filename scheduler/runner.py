@@ -100,6 +100,7 @@ class Runner:
         self._tasks: TaskGroup | None = None
         self._lines: TaskGroup | None = None
         self._settling = anyio.Lock()
+        self._leasing = anyio.Lock()
 
     # --- what the rest of the server says to it
 
@@ -157,6 +158,8 @@ class Runner:
         A line given back spends no attempt.
         """
         self._draining = True
+        async with self._leasing:
+            pass  # what is being leased is among ``_leases`` before we look
         if self._leases:
             self._idle = anyio.Event()
             with anyio.move_on_after(within_s):
@@ -216,7 +219,9 @@ class Runner:
                 if not shares:
                     break
                 for seq, n in shares:
-                    await self._lease(seq, n)
+                    async with self._leasing:
+                        if not self._draining:
+                            await self._lease(seq, n)
 
     async def _lease(self, seq: int, n: int) -> None:
         self._stirred.discard(seq)

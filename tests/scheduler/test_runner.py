@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import anyio
 import pytest
@@ -222,6 +223,34 @@ async def test_a_drain_gives_lines_back_without_an_attempt(world: World) -> None
         done = await world.until(batch)
     assert (done.completed, done.lines_rerun) == (6, 0)
     assert {lease.attempt for lease in world.script.ran} == {1}
+
+
+async def test_a_drain_waits_for_a_lease_that_is_being_granted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines leased while the drain begins are given back, too, and nothing falls over."""
+    granting, grant = anyio.Event(), anyio.Event()
+    world.script.gate = anyio.Event()
+    async with world.up(drain_s=0.05):
+        lease = world.store.lines.lease
+
+        async def slow(*given: Any) -> list[Lease]:
+            leases = await lease(*given)
+            granting.set()
+            await grant.wait()
+            return leases
+
+        monkeypatch.setattr(world.store.lines, "lease", slow)
+        batch = await world.open([line("l")])
+        await granting.wait()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(world.runner.drain, 0.05)
+            await anyio.wait_all_tasks_blocked()
+            grant.set()
+    world.script.gate = None
+    async with world.up():
+        done = await world.until(batch)
+    assert (done.completed, done.lines_rerun) == (1, 0)
 
 
 async def test_a_bug_in_one_line_costs_that_line_only(world: World) -> None:
