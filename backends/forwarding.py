@@ -30,6 +30,8 @@ _MAX_METADATA = 16
 _PAGE = 100
 _SEARCH_PAGES = 20
 _CLOCK_SKEW_S = 300
+_PATIENCE_S = 60.0
+"""Longest wait for an answer that carries no file."""
 
 
 class ProviderFailed(Exception):
@@ -60,6 +62,7 @@ class Forwarding:
         self._dialect = dialect
         self._client = dialect.client
         self._gate = gate
+        self._patience_s = min(_PATIENCE_S, dialect.provider.timeout_s)
 
     async def _told(self, call: Callable[[], Awaitable[T]]) -> T:
         """Make one call inside the gate, before batch lines and after interactive requests."""
@@ -106,11 +109,11 @@ class Forwarding:
 
     async def delete_file(self, id: str) -> None:
         """Delete a file there."""
-        await self._told(lambda: self._client.files.with_raw_response.delete(id))
+        await self._told(
+            lambda: self._client.files.with_raw_response.delete(id, timeout=self._patience_s)
+        )
 
-    async def create(
-        self, batch: BatchRecord, file_id: str, extra_body: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
+    async def create(self, batch: BatchRecord, file_id: str) -> dict[str, Any]:
         """Create a batch; returns the provider's object."""
         metadata = dict(batch.metadata or {})
         while len(metadata) >= _MAX_METADATA:
@@ -124,7 +127,7 @@ class Forwarding:
                 metadata=metadata,
                 # Another Tidemill gives the first batch again; others ignore the header.
                 extra_headers={"Idempotency-Key": batch.id},
-                extra_body=extra_body,
+                timeout=self._patience_s,
             )
         )
         return _object(raw)
@@ -135,7 +138,9 @@ class Forwarding:
         after: str | None = None
         for _ in range(_SEARCH_PAGES):
             cursor: dict[str, Any] = {} if after is None else {"after": after}
-            raw = await self._told(partial(listing, limit=_PAGE, **cursor))
+            raw = await self._told(
+                partial(listing, limit=_PAGE, timeout=self._patience_s, **cursor)
+            )
             page = _object(raw)
             data = [item for item in page.get("data") or [] if isinstance(item, dict)]
             for item in data:
@@ -151,12 +156,20 @@ class Forwarding:
     async def retrieve(self, id: str) -> dict[str, Any]:
         """A batch as the provider has it."""
         return _object(
-            await self._told(lambda: self._client.batches.with_raw_response.retrieve(id))
+            await self._told(
+                lambda: self._client.batches.with_raw_response.retrieve(
+                    id, timeout=self._patience_s
+                )
+            )
         )
 
     async def cancel(self, id: str) -> dict[str, Any]:
         """Ask the provider to cancel."""
-        return _object(await self._told(lambda: self._client.batches.with_raw_response.cancel(id)))
+        return _object(
+            await self._told(
+                lambda: self._client.batches.with_raw_response.cancel(id, timeout=self._patience_s)
+            )
+        )
 
     async def content(self, file_id: str) -> AsyncGenerator[bytes]:
         """A file's bytes as they come; close it when you stop early."""

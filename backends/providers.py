@@ -13,9 +13,10 @@ from tidemill import clock
 from tidemill.backends.capability import Capability
 from tidemill.backends.dialects import Dialect, dialect_of
 from tidemill.backends.eligibility import MIXED, Eligibility
+from tidemill.backends.ending import Takeover
 from tidemill.backends.ordinary import OrdinaryRoutes
 from tidemill.backends.placement import Candidate, Question, place
-from tidemill.backends.provider import Keep, ProviderBackend, Takeover
+from tidemill.backends.provider import Keep, ProviderBackend
 from tidemill.ports import Store
 from tidemill.providers import Provider, parse
 from tidemill.scheduler.reconciler import Reconciler

@@ -856,6 +856,15 @@ class ProviderWorld:
         """Set the call counters to zero."""
         self._post({"zero_counts": True})
 
+    def ask(self, method: str, path: str) -> dict[str, Any]:
+        """What somebody with the provider's key does in its own console."""
+        request = urllib.request.Request(
+            self.url + path, method=method, headers={"authorization": f"Bearer {API_KEY}"}
+        )
+        with urllib.request.urlopen(request, timeout=10) as response:
+            answer: dict[str, Any] = json.load(response)
+            return answer
+
     def state(self) -> dict[str, Any]:
         """Calls, log, files and batches as the server has them."""
         with urllib.request.urlopen(self.url + "/_control", timeout=10) as response:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 
+import anyio
+import openai
 import pytest
-from worlds.house import Open, line
+from worlds.house import CHAT, Open, line
 from worlds.provider import ProviderWorld
 
 pytestmark = pytest.mark.anyio
@@ -45,3 +47,155 @@ async def test_a_batch_goes_where_the_discount_is(server: Open, world: ProviderW
     assert '"model":"gpt-4.1"' in theirs["text"]
     (there,) = state["batches"].values()
     assert there["metadata"] == {"mine": "yes", "tidemill_batch": batch.id}
+
+
+@pytest.mark.parametrize(
+    ("url", "input_tokens"),
+    [("/v1/completions", 1), ("/v1/responses", 1), ("/v1/embeddings", 1), (CHAT, 4)],
+)
+async def test_every_shape_of_usage_is_read(
+    server: Open, world: ProviderWorld, url: str, input_tokens: int
+) -> None:
+    """Chat says prompt_tokens, responses say input_tokens, embeddings have no output."""
+    async with server() as house:
+        model = "vectors" if url.endswith("embeddings") else "big"
+        batch = await house.start(line("a", "word", url=url, model=model), url=url)
+        ended = await house.until(batch.id)
+        assert ended.usage is not None
+        assert ended.usage.input_tokens == input_tokens
+        if not url.endswith("embeddings"):
+            assert ended.usage.output_tokens > 0
+            assert ended.usage.output_tokens_details.reasoning_tokens == 2
+            assert ended.usage.input_tokens_details.cached_tokens == 1
+        (row,) = (await house.rows(ended.output_file_id)).values()
+        assert row["response"]["body"]["model"] == model
+
+
+async def test_what_providers_leave_out_is_normalised(server: Open, world: ProviderWorld) -> None:
+    """Empty ids, null counts, a null endpoint and a zero-byte error file never reach a client."""
+    for quirks in (["empty_ids"], ["null_counts", "null_endpoint", "zero_error_file"]):
+        world.set(quirks=quirks)
+        async with server() as house:
+            ended = await house.until((await house.start(line("a"))).id)
+            assert ended.status == "completed"
+            assert ended.endpoint == CHAT
+            assert ended.error_file_id is None
+            assert ended.request_counts.model_dump() == {"total": 1, "completed": 1, "failed": 0}
+
+
+async def test_progress_is_the_providers(server: Open, world: ProviderWorld) -> None:
+    """While it runs there, counts and phase are those that the provider last said."""
+    world.set(hold="finalizing")
+    async with server() as house:
+        batch = await house.start(*(line(str(n)) for n in range(4)))
+        seen = await house.until(batch.id, "finalizing")
+        assert seen.request_counts.model_dump() == {"total": 4, "completed": 2, "failed": 0}
+        assert seen.output_file_id is None
+        world.set(hold=None)
+        ended = await house.until(batch.id)
+        assert ended.request_counts.completed == 4
+
+
+async def test_a_thousand_pollers_are_one_call(server: Open, world: ProviderWorld) -> None:
+    """Polls are answered from the record; the provider is asked once per few seconds."""
+    world.set(hold="in_progress")
+    async with server(provider_refresh_s=60.0) as house:
+        batch = await house.start(line("a"))
+        for _ in range(3):
+            async with anyio.create_task_group() as tasks:
+                for _ in range(100):
+                    tasks.start_soon(house.client.batches.retrieve, batch.id)
+        assert world.calls("batches.retrieve") <= 1
+
+
+async def test_an_expired_batch_keeps_what_was_finished(server: Open, world: ProviderWorld) -> None:
+    """Finished lines are settled and downloadable, the others have a row that says why not."""
+    world.set(outcome={"status": "expired", "finish": 2})
+    async with server() as house:
+        batch = await house.start(*(line(str(n)) for n in range(5)))
+        ended = await house.until(batch.id)
+        assert ended.status == "expired"
+        assert ended.expired_at is not None
+        assert ended.request_counts.model_dump() == {"total": 5, "completed": 2, "failed": 3}
+        assert set(await house.rows(ended.output_file_id)) == {"0", "1"}
+        left = await house.rows(ended.error_file_id)
+        assert {row["error"]["code"] for row in left.values()} == {"batch_expired"}
+
+
+async def test_a_cancelled_batch_is_cancelled_there_and_kept_here(
+    server: Open, world: ProviderWorld
+) -> None:
+    """The provider is told; what it had finished is kept; a second cancel is harmless."""
+    world.set(hold="in_progress")
+    async with server() as house:
+        batch = await house.start(*(line(str(n)) for n in range(4)))
+        await house.until(batch.id, "in_progress")
+        assert (await house.client.batches.cancel(batch.id)).status == "cancelling"
+        assert (await house.client.batches.cancel(batch.id)).status == "cancelling"
+        assert world.calls("batches.cancel") == 1
+        ended = await house.until(batch.id)
+        assert ended.status == "cancelled"
+        assert ended.request_counts.model_dump() == {"total": 4, "completed": 2, "failed": 2}
+        with pytest.raises(openai.ConflictError):
+            await house.client.batches.cancel(batch.id)
+
+
+async def test_a_cancel_that_comes_too_late_is_refused(server: Open, world: ProviderWorld) -> None:
+    """What has ended at the provider cannot be cancelled, although we had not heard of it."""
+    async with server(provider_refresh_s=60.0) as house:
+        batch = await house.start(line("a"))
+        for _ in range(4):
+            world.ask("GET", f"/v1/batches/{next(iter(world.state()['batches']))}")
+        with pytest.raises(openai.ConflictError, match="completed"):
+            await house.client.batches.cancel(batch.id)
+        assert (await house.until(batch.id)).status == "completed"
+
+
+async def test_a_batch_cancelled_at_the_provider_is_cancelled_here(
+    server: Open, world: ProviderWorld
+) -> None:
+    """Somebody cancelled it in the provider's own console."""
+    world.set(hold="in_progress")
+    async with server() as house:
+        batch = await house.start(*(line(str(n)) for n in range(2)))
+        await house.until(batch.id, "in_progress")
+        world.ask("POST", f"/v1/batches/{next(iter(world.state()['batches']))}/cancel")
+        ended = await house.until(batch.id)
+        assert (ended.status, ended.request_counts.completed) == ("cancelled", 1)
+
+
+async def test_results_are_ours_once_they_are_settled(server: Open, world: ProviderWorld) -> None:
+    """The provider may forget its files; ours are served with Range, and are booked once."""
+    async with server() as house:
+        batch = await house.start(line("a"), line("b"))
+        ended = await house.until(batch.id)
+        assert ended.output_file_id is not None
+        world.set(forget=list(world.state()["files"]))
+        whole = (await house.client.files.content(ended.output_file_id)).content
+        part = await house.client.files.content(
+            ended.output_file_id, extra_headers={"Range": "bytes=5-9"}
+        )
+        assert part.content == whole[5:10]
+        for _ in range(10):
+            await house.client.batches.retrieve(batch.id)
+        assert len(await house.server.store.ledger.usage(None, 0, 2**40)) == 2
+
+
+async def test_a_batchs_own_parameters_reach_the_provider(
+    server: Open, world: ProviderWorld
+) -> None:
+    """They are written into lines that do not set them; what no provider knows is refused."""
+    async with server({"kind": "openai"}) as house:
+        file = await house.upload(line("a"), line("b", temperature=0.1, max_tokens=3))
+        extra = {"temperature": 0.9, "max_decoding_length": 7}
+        await house.create(file.id, extra_body=extra)
+        newest = list(world.state()["files"].values())[-1]
+        first, second = (json.loads(text)["body"] for text in newest["text"].splitlines())
+        assert (first["temperature"], first["max_completion_tokens"]) == (0.9, 7)
+        assert (second["temperature"], second["max_tokens"]) == (0.1, 3)
+        assert "max_completion_tokens" not in second
+
+        other = await house.upload(line("a"))
+        with pytest.raises(openai.BadRequestError) as refused:
+            await house.create(other.id, extra_body={"top_k": 5})
+        assert refused.value.param == "top_k"

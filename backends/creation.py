@@ -1,0 +1,168 @@
+"""Brings files and batches to a provider, once, and records whose they are before anybody hears.
+
+::
+
+    our batch row ──► intent ──► create upstream ──► its id ──► answer
+                                        │
+                    died here: found by the id in its metadata, and adopted
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import structlog
+
+from tidemill import clock
+from tidemill.backends.dialects import Dialect
+from tidemill.backends.forwarding import Forwarding, ProviderFailed, as_seen
+from tidemill.backends.refusals import Failure, Meaning
+from tidemill.backends.rewriting import Outbound, body_defaults
+from tidemill.backends.upstreams import Upstreams
+from tidemill.crash import crash_point
+from tidemill.errors import OwnershipUnrecorded, TidemillError
+from tidemill.ports import Store
+from tidemill.types import BatchParams, BatchRecord, FileRecord, UpstreamBatch, UpstreamFile
+
+log = structlog.get_logger()
+
+_EXPIRY_MARGIN_S = 600
+"""A copy with less than this left is uploaded anew."""
+
+
+class Creation:
+    """Uploads and creates at one provider. ``names``: our model names → its batch names."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        store: Store,
+        forwarding: Forwarding,
+        upstreams: Upstreams,
+        names: dict[str, str],
+    ) -> None:
+        self.name = dialect.provider.name
+        self._dialect = dialect
+        self._store = store
+        self._forwarding = forwarding
+        self._upstreams = upstreams
+        self._names = names
+        self._creating: dict[int, tuple[anyio.Lock, int]] = {}
+
+    @asynccontextmanager
+    async def alone(self, file_seq: int) -> AsyncIterator[None]:
+        """One create of a file at a time: a repetition waits for the first one's outcome."""
+        lock, waiting = self._creating.get(file_seq, (anyio.Lock(), 0))
+        self._creating[file_seq] = lock, waiting + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            _, waiting = self._creating[file_seq]
+            self._creating[file_seq] = lock, waiting - 1
+            if waiting == 1:
+                del self._creating[file_seq]
+
+    async def upload(
+        self, file: FileRecord, endpoint: str, params: BatchParams, *, anew: bool = False
+    ) -> str:
+        """The provider's id of a file, uploading it unless a copy is there.
+
+        A batch with parameters of its own gets a copy of its own, with them in its lines.
+        """
+        defaults = body_defaults(params, endpoint, self._dialect.provider.kind)
+        if not defaults and not anew:
+            known = await self._store.upstream.file(file.seq, self.name)
+            if known is not None and (
+                known.expires_at is None or known.expires_at > clock.now() + _EXPIRY_MARGIN_S
+            ):
+                return known.id
+        spelled = self._dialect.spelled(endpoint)
+        outbound = Outbound(
+            {ours: self._names[ours] for ours in file.facts.models if ours in self._names},
+            url=None if spelled == endpoint else spelled,
+            defaults=defaults,
+        )
+        id, expires_at = await self._forwarding.upload(
+            file.filename, self._store.files.read(file), outbound
+        )
+        if not defaults:
+            copy = UpstreamFile(
+                file_seq=file.seq,
+                provider=self.name,
+                id=id,
+                created_at=clock.now(),
+                expires_at=expires_at,
+            )
+            try:
+                await self._store.upstream.keep_file(copy)
+            except TidemillError as exc:
+                await self._undo(self._forwarding.delete_file(id), "file", id)
+                raise _unrecorded() from exc
+        return id
+
+    async def create(
+        self, batch: BatchRecord, up: UpstreamBatch, *, again: bool = False
+    ) -> UpstreamBatch:
+        """Create the batch at the provider and record its id.
+
+        The first time somebody waits for the answer: an id that cannot be recorded is undone.
+        ``again``, nobody does: the batch is looked for first, since an earlier answer may have
+        been lost, and one that cannot be recorded is found the next time. Raises
+        ``ProviderFailed`` and ``OwnershipUnrecorded``.
+        """
+        found = await self.find(batch, up) if again else None
+        if found is None:
+            found = as_seen(up, await self._create_or_find(batch, up))
+        crash_point("provider.create.after_answer")
+        assert found.id is not None
+        try:
+            await self._upstreams.note(found)
+        except TidemillError as exc:
+            if again:
+                raise
+            await self._undo(self._forwarding.cancel(found.id), "batch", found.id)
+            raise _unrecorded() from exc
+        return found
+
+    async def find(self, batch: BatchRecord, up: UpstreamBatch) -> UpstreamBatch | None:
+        """The provider's batch that carries our id, if it has one."""
+        answer = await self._forwarding.find(batch.id, up.intended_at)
+        return None if answer is None else as_seen(up, answer)
+
+    async def _create_or_find(self, batch: BatchRecord, up: UpstreamBatch) -> dict[str, Any]:
+        file = await self._store.files.get(batch.input_file_id, None)
+        if file is None:
+            raise ProviderFailed(
+                Failure(meaning=Meaning.REQUEST, status=400, message="The input file is gone.")
+            )
+        file_id = await self.upload(file, batch.endpoint, batch.params)
+        try:
+            return await self._forwarding.create(batch, file_id)
+        except ProviderFailed as failed:
+            if file_id in failed.failure.message:
+                # The provider has lost or expired its copy; ours is still here.
+                file_id = await self.upload(file, batch.endpoint, batch.params, anew=True)
+                return await self._forwarding.create(batch, file_id)
+            if failed.failure.certain:
+                raise
+            # It may have been created although no answer came.
+            found = await self._forwarding.find(batch.id, up.intended_at)
+            if found is None:
+                raise
+            return found
+
+    async def _undo(self, call: Awaitable[Any], what: str, id: str) -> None:
+        try:
+            await call
+        except ProviderFailed as failed:
+            log.error("orphan upstream", provider=self.name, what=what, id=id, why=str(failed))
+
+
+def _unrecorded() -> OwnershipUnrecorded:
+    return OwnershipUnrecorded(
+        "The provider took it, but its id could not be recorded here; it was undone. Try again."
+    )

@@ -1,0 +1,146 @@
+"""How a forwarded batch ends: its results come home, or it goes on here, or its failure is shown.
+
+What the provider's refusals teach is learned here, and forgotten when it answers after all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import anyio
+import msgspec
+import structlog
+
+from tidemill import clock
+from tidemill.backends.eligibility import MIXED, Eligibility
+from tidemill.backends.refusals import Meaning, meaning_of_problems, named_models
+from tidemill.backends.rewriting import in_our_words
+from tidemill.backends.settlement import Incomplete, Settler
+from tidemill.backends.upstreams import Upstreams
+from tidemill.ports import Store
+from tidemill.scheduler.states import CANCELLABLE
+from tidemill.types import BatchRecord, BatchStatus, Placement, Problem, UpstreamBatch
+
+log = structlog.get_logger()
+
+Takeover = Callable[[BatchRecord, int], None]
+"""Told of a batch that runs here from now on, and how many of its lines are queued."""
+
+TRIES = 6
+"""How often a 404 for a batch, or results with missing rows, are asked for again."""
+_LATCH_S = 900
+
+
+class Ending:
+    """Ends the batches of one provider. ``names``: our model names → its batch names."""
+
+    def __init__(
+        self,
+        settler: Settler,
+        store: Store,
+        upstreams: Upstreams,
+        eligibility: Eligibility,
+        names: dict[str, str],
+        *,
+        takeover: Takeover,
+        fallback_on_quota: bool,
+    ) -> None:
+        self.name = upstreams.name
+        self._settler = settler
+        self._store = store
+        self._upstreams = upstreams
+        self._eligibility = eligibility
+        self._names = names
+        self._takeover = takeover
+        self._fallback_on_quota = fallback_on_quota
+
+    async def settle(self, batch: BatchRecord, up: UpstreamBatch) -> None:
+        """Bring the results home once; whoever comes second finds the latch taken."""
+        if not await self._store.upstream.latch(batch.seq, clock.now() + _LATCH_S):
+            return
+        try:
+            await self._end(batch, up)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._store.upstream.latch(batch.seq, 0)
+
+    async def _end(self, batch: BatchRecord, up: UpstreamBatch) -> None:
+        up = msgspec.structs.replace(
+            up,
+            problems=tuple(
+                msgspec.structs.replace(problem, message=self.ours(problem.message))
+                for problem in up.problems
+            ),
+        )
+        if up.status == "failed":
+            meaning = meaning_of_problems(up.problems)
+            await self.learn(batch, meaning, up.problems)
+            if (
+                batch.placement.fallback
+                and batch.status in CANCELLABLE
+                and meaning is not None
+                and self.reruns(meaning)
+            ):
+                await self.run_here(batch, up, up.problems[0].message)
+                return
+        final = up.tries >= TRIES
+        fails_whole = up.status == "failed" and not (up.output_id or up.error_id)
+        if not (fails_whole and batch.status in CANCELLABLE):
+            batch = await self._settler.begin(batch, up)
+            models = await self._settler.add_lines(batch)
+            answered = await self._settler.rows(batch, up, models, unrun=True, final=final)
+            batch = await self._fresh(batch)
+            left = batch.total - batch.completed - batch.failed
+            if up.status == "completed" and left and not final:
+                raise Incomplete(f"{left} of {batch.total} lines have no row")
+            if answered:
+                await self._unlearn(models.values())
+        ended = await self._settler.end(batch, up)
+        await self._upstreams.settled(up)
+        log.info("batch ended", batch=batch.id, provider=self.name, status=str(ended.status))
+
+    async def run_here(self, batch: BatchRecord, up: UpstreamBatch, why: str) -> None:
+        """The same batch of the same file goes on here; what the provider finished is kept."""
+        models = await self._settler.add_lines(batch)
+        validating = frozenset({BatchStatus.VALIDATING})
+        await self._store.batches.move(batch.seq, validating, BatchStatus.IN_PROGRESS)
+        await self._settler.rows(batch, up, models, unrun=False, final=up.tries >= TRIES)
+        placement = Placement(reason=f"{self.name} refused it: {why}")
+        await self._store.batches.place(batch.seq, placement)
+        await self._upstreams.settled(up)
+        batch = await self._fresh(batch)
+        log.info("batch runs here after all", batch=batch.id, provider=self.name, why=why)
+        self._takeover(batch, batch.total - batch.completed - batch.failed)
+
+    def reruns(self, meaning: Meaning) -> bool:
+        if meaning is Meaning.QUOTA:
+            return self._fallback_on_quota
+        return meaning in (Meaning.MODEL, Meaning.MIXED)
+
+    async def learn(
+        self, batch: BatchRecord, meaning: Meaning | None, problems: Sequence[Problem]
+    ) -> None:
+        if meaning is Meaning.MIXED:
+            await self._eligibility.teach(self.name, [MIXED], problems[0].message)
+        if meaning is not Meaning.MODEL:
+            return
+        file = await self._store.files.get(batch.input_file_id, None)
+        models = () if file is None else file.facts.models
+        texts = [problem.message for problem in problems]
+        theirs = {self._names.get(model, model): model for model in models}
+        named = {theirs[name] for name in named_models(texts, theirs)}
+        named |= named_models(texts, models)
+        await self._eligibility.teach(self.name, named or models, texts[0])
+
+    async def _unlearn(self, models: Iterable[str]) -> None:
+        distinct = set(models)
+        if await self._eligibility.refused(self.name):
+            more = {MIXED} if len(distinct) > 1 else set()
+            await self._eligibility.forget(self.name, distinct | more)
+
+    def ours(self, text: str) -> str:
+        """A provider's words with our model names in them."""
+        return in_our_words(text, self._names)
+
+    async def _fresh(self, batch: BatchRecord) -> BatchRecord:
+        return await self._store.batches.get(batch.id, None) or batch

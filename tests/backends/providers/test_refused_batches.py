@@ -1,0 +1,160 @@
+"""What a provider refuses runs here, is learned from, or is passed on."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+from worlds.house import Open, line
+from worlds.provider import ProviderWorld
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_model_refused_at_create_runs_here(server: Open, world: ProviderWorld) -> None:
+    """Same file id, same batch, answered here; the next file does not go there any more."""
+    world.set(models={"dep-41": {"batch": False}})
+    async with server() as house:
+        file = await house.upload(line("a", "one", model="echo"), line("b", "two", model="echo"))
+        assert file.model_extra["tidemill_execution"] == "provider"
+        batch = await house.create(file.id)
+        assert batch.model_extra["tidemill_execution"] == "local"
+        ended = await house.until(batch.id)
+        assert (ended.status, ended.input_file_id) == ("completed", file.id)
+        assert ended.request_counts.model_dump() == {"total": 2, "completed": 2, "failed": 0}
+        assert set(await house.rows(ended.output_file_id)) == {"a", "b"}
+        booked = await house.server.store.ledger.usage(None, 0, 2**40)
+        assert {(row.execution, row.tier) for row in booked} == {("local", "standard")}
+
+        again = await house.upload(line("a", model="echo"))
+        placed = again.model_extra["tidemill_placement"]
+        assert placed["execution"] == "local"
+        assert "refused to batch 'echo'" in placed["reason"]
+        assert world.calls("files.create") == 1
+
+
+async def test_a_model_refused_later_runs_here_too(server: Open, world: ProviderWorld) -> None:
+    """The provider accepted the batch and failed it afterwards, with a text and no useful code."""
+    world.set(
+        models={"dep-41": {"batch": False}},
+        refuse_later=True,
+        refusal_code="invalid_request",
+        refusal="The deployment dep-41 is not available for batch.",
+        quirks=["bare_errors"],
+    )
+    async with server() as house:
+        batch = await house.start(line("a", "one", model="echo"))
+        assert batch.model_extra["tidemill_execution"] == "provider"
+        ended = await house.until(batch.id)
+        assert (ended.id, ended.status) == (batch.id, "completed")
+        assert ended.model_extra["tidemill_execution"] == "local"
+        assert [r.model for r in await house.server.providers.eligibility.all()] == ["echo"]
+
+
+async def test_finished_lines_of_a_failed_batch_are_kept(
+    server: Open, world: ProviderWorld
+) -> None:
+    """Only the others run here; each is booked where it ran."""
+    problem = {"code": "model_not_found", "message": "The model went away.", "line": None}
+    world.set(outcome={"status": "failed", "finish": 2, "problems": [problem]})
+    async with server() as house:
+        batch = await house.start(*(line(str(n), model="echo") for n in range(5)))
+        ended = await house.until(batch.id)
+        assert ended.status == "completed"
+        assert ended.request_counts.model_dump() == {"total": 5, "completed": 5, "failed": 0}
+        booked = await house.server.store.ledger.usage(None, 0, 2**40)
+        where = {row.custom_id: (row.execution, row.tier) for row in booked}
+        assert where == {
+            **{str(n): ("up", "batch") for n in (0, 1)},
+            **{str(n): ("local", "standard") for n in (2, 3, 4)},
+        }
+
+
+async def test_a_file_of_several_models_that_wants_one_runs_here(
+    server: Open, world: ProviderWorld
+) -> None:
+    """It is not run under the first model, and no model is held to be at fault."""
+    world.set(quirks=["one_model"])
+    async with server({"models": {"echo": {"batch": "dep-41"}, "big": "gpt-4.1"}}) as house:
+        lines = (line("a", model="echo"), line("b", model="big"))
+        ended = await house.until((await house.start(*lines)).id)
+        assert ended.status == "completed"
+        rows = await house.rows(ended.output_file_id)
+        assert rows["b"]["response"]["body"]["model"] == "big"
+        assert rows["b"]["response"]["body"]["choices"][0]["message"]["content"] == "echo: hi"
+        again = await house.upload(*lines)
+        assert "one model a file" in again.model_extra["tidemill_placement"]["reason"]
+        single = await house.upload(line("a", model="echo"))
+        assert single.model_extra["tidemill_execution"] == "provider"
+
+
+async def test_a_refused_batch_that_must_run_there_is_passed_on(
+    server: Open, world: ProviderWorld
+) -> None:
+    """The provider's own status, code and words, with our model's name; and nothing remains."""
+    world.set(models={"gpt-4.1": {"batch": False}})
+    async with server() as house:
+        file = await house.upload(line("a"), X_Tidemill_Execution="provider")
+        with pytest.raises(openai.BadRequestError, match="The model 'big' is not supported") as no:
+            await house.create(file.id)
+        assert (no.value.code, no.value.param) == ("model_not_found", "model")
+        assert (await house.client.batches.list()).data == []
+        await house.client.files.delete(file.id)
+
+
+async def test_quota_neither_teaches_nor_runs_here(server: Open, world: ProviderWorld) -> None:
+    """The error is passed through, its text names ``token_limit_exceeded`` as scripts expect."""
+    world.set(token_limit=True)
+    async with server() as house:
+        file = await house.upload(line("a", model="echo"))
+        with pytest.raises(openai.BadRequestError) as refused:
+            await house.create(file.id)
+        assert refused.value.code == "token_limit_exceeded"
+        assert await house.server.providers.eligibility.all() == []
+        world.set(token_limit=False)
+        assert (await house.until((await house.create(file.id)).id)).status == "completed"
+
+
+async def test_quota_may_run_here_when_the_settings_say_so(
+    server: Open, world: ProviderWorld
+) -> None:
+    """``fallback_on_quota`` runs the batch here, and still teaches nothing."""
+    world.set(token_limit=True)
+    async with server(fallback_on_quota=True) as house:
+        batch = await house.start(line("a", model="echo"))
+        assert batch.model_extra["tidemill_execution"] == "local"
+        assert (await house.until(batch.id)).status == "completed"
+        assert await house.server.providers.eligibility.all() == []
+
+
+async def test_an_answer_is_forgotten_when_the_model_works_again(
+    server: Open, world: ProviderWorld
+) -> None:
+    """``forget`` sends the next file there; its success keeps nothing on record."""
+    world.set(models={"dep-41": {"batch": False}})
+    async with server() as house:
+        await house.until((await house.start(line("a", model="echo"))).id)
+        eligibility = house.server.providers.eligibility
+        world.set(models={"dep-41": {"batch": True}})
+        file = await house.upload(line("a", model="echo"), X_Tidemill_Execution="local")
+        assert file.model_extra["tidemill_execution"] == "local"
+        assert await eligibility.forget("up") == 1
+        batch = await house.start(line("a", model="echo"))
+        assert batch.model_extra["tidemill_execution"] == "provider"
+        await eligibility.teach("up", ["echo"], "somebody else's refusal meanwhile")
+        await house.until(batch.id)
+        assert await eligibility.all() == []
+
+
+async def test_a_batch_that_fails_there_for_its_own_fault_fails_here(
+    server: Open, world: ProviderWorld
+) -> None:
+    """Its problems are shown, and it is not run here: it would fail again."""
+    problem = {"code": "invalid_request", "message": "Line 1 is odd.", "line": 1, "param": "body"}
+    world.set(outcome={"status": "failed", "finish": 0, "problems": [problem]})
+    async with server() as house:
+        ended = await house.until((await house.start(line("a", model="echo"))).id)
+        assert ended.status == "failed"
+        assert ended.errors is not None
+        assert ended.errors.data is not None
+        assert (ended.errors.data[0].code, ended.errors.data[0].line) == ("invalid_request", 1)
+        assert ended.output_file_id is None
