@@ -59,13 +59,13 @@ class Incremental:
                 match change:
                     case Appended():
                         self._append(change)
+                        self.failure = None
                     case Finished(batch_id):
                         for kind in ("output", "error"):
                             self._let_go(batch_id, kind)
                     case Removed(batch_id, kind):
                         self._let_go(batch_id, kind)
                         self.file(batch_id, kind).unlink(missing_ok=True)
-                self.failure = None
             except OSError as exc:
                 self._failed(change.batch_id, exc)
 
@@ -92,6 +92,7 @@ class Incremental:
                 file = self.file(batch_id, kind)
                 if size and (not file.exists() or file.stat().st_size != size):
                     self.complete(batch_id, kind, size)
+                    self.failure = None
         except OSError as exc:
             self._failed(batch_id, exc)
 
