@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
-from tidemill import wire
+from tidemill import access, wire
 from tidemill.errors import NotCancellable
 from tidemill.jsonl import Checker
 from tidemill.ports import FileDraft, Store
@@ -16,6 +17,7 @@ from tidemill.types import (
     FileFacts,
     FileRecord,
     NewBatch,
+    Principal,
     Upload,
 )
 
@@ -51,6 +53,7 @@ class LocalBackend:
             max_bytes=self._max_bytes,
             max_lines=self._max_lines,
             knows=self._knows,
+            permits=_permits(upload.principal),
             check=upload.validation == "upload",
         )
         draft = await self._store.files.draft(upload.new)
@@ -110,3 +113,8 @@ class LocalBackend:
     ) -> AsyncIterator[bytes]:
         """Bytes of an input or result file."""
         return self._store.files.read(file, start, stop)
+
+
+def _permits(who: Principal) -> Callable[[str], bool] | None:
+    """Whether a key may use a model anywhere at all; where is decided once the file is known."""
+    return partial(access.permits, who.limits) if who.limits else None

@@ -104,6 +104,7 @@ class OrdinaryRoutes:
         body: bytes,
         *,
         owner: str,
+        lane: Lane = Lane.INTERACTIVE,
         model: str | None = None,
         booked: Callable[[str, Usage], None] | None = None,
     ) -> AsyncIterator[bytes]:
@@ -118,7 +119,7 @@ class OrdinaryRoutes:
             options = fields.get("stream_options") or {}
             fields["stream_options"] = {**options, "include_usage": True}
         try:
-            async with self._gate.enter(Lane.INTERACTIVE):
+            async with self._gate.enter(lane):
                 try:
                     async with self._streaming(endpoint, theirs, fields) as response:
                         async for piece in response.iter_bytes():

@@ -80,6 +80,7 @@ class RoutedInference:
         body: bytes,
         *,
         owner: str,
+        lane: Lane = Lane.INTERACTIVE,
         model: str | None = None,
         booked: Callable[[str, Usage], None] | None = None,
     ) -> AsyncIterator[bytes]:
@@ -87,7 +88,9 @@ class RoutedInference:
         place = self._place(body, model)
         if place is None:
             raise ModelNotFound("No model is served here.", param="model")
-        return place.stream(endpoint, body, owner=owner, model=model, booked=booked)
+        return place.stream(
+            endpoint, body, owner=owner, lane=lane, model=model, booked=booked
+        )
 
     def _place(self, body: bytes, forced: str | None) -> Bounded | None:
         name = forced or _model(body)

@@ -12,6 +12,7 @@ from urllib.parse import quote, unquote
 from litestar import Response, post
 from litestar.params import FromPath
 
+from tidemill.access import INFERENCE
 from tidemill.handlers import inference
 from tidemill.handlers.deps import Incoming
 
@@ -35,25 +36,25 @@ def requoted(path: str) -> str:
     return found["head"] + quote(found["deployment"], safe=" ") + found["tail"]
 
 
-@post("/deployments/{deployment:str}/chat/completions", status_code=200)
+@post("/deployments/{deployment:str}/chat/completions", status_code=200, opt={"scope": INFERENCE})
 async def chat_completions(request: Incoming, deployment: FromPath[str]) -> Response[bytes]:
     """Answer a conversation with the deployment's model, whatever the body names."""
     return await inference.serve("/v1/chat/completions", request, model=unquote(deployment))
 
 
-@post("/deployments/{deployment:str}/completions", status_code=200)
+@post("/deployments/{deployment:str}/completions", status_code=200, opt={"scope": INFERENCE})
 async def completions(request: Incoming, deployment: FromPath[str]) -> Response[bytes]:
     """Continue a text with the deployment's model."""
     return await inference.serve("/v1/completions", request, model=unquote(deployment))
 
 
-@post("/deployments/{deployment:str}/embeddings", status_code=200)
+@post("/deployments/{deployment:str}/embeddings", status_code=200, opt={"scope": INFERENCE})
 async def embeddings(request: Incoming, deployment: FromPath[str]) -> Response[bytes]:
     """Turn texts into vectors with the deployment's model."""
     return await inference.serve("/v1/embeddings", request, model=unquote(deployment))
 
 
-@post("/deployments/{deployment:str}/responses", status_code=200)
+@post("/deployments/{deployment:str}/responses", status_code=200, opt={"scope": INFERENCE})
 async def responses(request: Incoming, deployment: FromPath[str]) -> Response[bytes]:
     """Answer in the shape of the Responses API with the deployment's model."""
     return await inference.serve("/v1/responses", request, model=unquote(deployment))

@@ -9,6 +9,7 @@ from litestar import get, post
 from litestar.params import FromPath
 
 from tidemill import wire
+from tidemill.access import BATCH
 from tidemill.errors import BadRequest, NotFound
 from tidemill.handlers import creation
 from tidemill.handlers.deps import Connection, Incoming, body, principal, services, whole_number
@@ -21,7 +22,7 @@ _ID = re.compile(r"batch_[A-Za-z0-9_-]{1,200}")
 _FILE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
 
 
-@post("/batches", status_code=200)
+@post("/batches", status_code=200, opt={"scope": BATCH})
 async def create_batch(request: Incoming) -> dict[str, Any]:
     """Open a batch on an uploaded file; it is checked and run after the answer."""
     who = await principal(request)
@@ -59,7 +60,7 @@ async def create_batch(request: Incoming) -> dict[str, Any]:
     return wire.batch_object(batch)
 
 
-@get("/batches")
+@get("/batches", opt={"scope": BATCH})
 async def list_batches(request: Incoming) -> dict[str, Any]:
     """The owner's batches, newest first."""
     who = await principal(request)
@@ -71,7 +72,7 @@ async def list_batches(request: Incoming) -> dict[str, Any]:
     return wire.list_object([wire.batch_object(batch) for batch in batches], more)
 
 
-@get("/batches/{batch_id:str}")
+@get("/batches/{batch_id:str}", opt={"scope": BATCH})
 async def retrieve_batch(request: Incoming, batch_id: FromPath[str]) -> dict[str, Any]:
     """One batch as it is now."""
     batch = await owned_batch(request, batch_id)
@@ -79,7 +80,7 @@ async def retrieve_batch(request: Incoming, batch_id: FromPath[str]) -> dict[str
     return wire.batch_object(await backend.refresh(batch))
 
 
-@post("/batches/{batch_id:str}/cancel", status_code=200)
+@post("/batches/{batch_id:str}/cancel", status_code=200, opt={"scope": BATCH})
 async def cancel_batch(request: Incoming, batch_id: FromPath[str]) -> dict[str, Any]:
     """Begin to cancel. The body is empty, whatever its content type says, and is not read."""
     batch = await owned_batch(request, batch_id)

@@ -12,6 +12,7 @@ from litestar import Response, route
 from litestar.params import FromPath
 from litestar.response import Stream
 
+from tidemill.access import BATCH
 from tidemill.errors import RangeNotSatisfiable
 from tidemill.handlers.deps import Incoming, services
 from tidemill.handlers.files import owned_file
@@ -20,7 +21,7 @@ _RANGE = re.compile(r"bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})", re.ASCII)
 _TAG = re.compile(r'(?:W/)?("[^"]*")')
 
 
-@route("/files/{file_id:str}/content", http_method=["GET", "HEAD"])
+@route("/files/{file_id:str}/content", http_method=["GET", "HEAD"], opt={"scope": BATCH})
 async def file_content(request: Incoming, file_id: FromPath[str]) -> Response[Any]:
     """The exact bytes of a file. One range is honoured; several are answered with the whole."""
     file = await owned_file(request, file_id)

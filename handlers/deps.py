@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -13,9 +10,12 @@ from litestar import Request
 from litestar.connection import ASGIConnection
 from litestar.handlers.base import BaseRouteHandler
 
-from tidemill import clock
-from tidemill.errors import BadRequest, TooLarge, Unauthenticated
+from tidemill import access
+from tidemill.errors import BadRequest, Forbidden, TooLarge
+from tidemill.handlers.identity import Identities
+from tidemill.pace import Pace
 from tidemill.ports import Inference, Registry, Store
+from tidemill.prices import Catalogue
 from tidemill.settings import Settings
 from tidemill.types import PoolStatus, Principal
 
@@ -30,6 +30,11 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     pool_status: Callable[[], Awaitable[PoolStatus]]
     health: Callable[[], str | None]
     """None when healthy, else the reason."""
+    identities: Identities
+    """Who a secret stands for."""
+    prices: Catalogue = Catalogue()
+    pace: Pace = msgspec.field(default_factory=Pace)
+    """Requests and tokens per minute that interactive traffic has used."""
     wait_rows: Callable[[int, float], Awaitable[Any]] | None = None
     """Returns when a batch (``seq``) has new result rows or another status, at the latest after so
     many seconds. None: who waits for rows is answered at once."""
@@ -47,59 +52,24 @@ def services(connection: Connection) -> Services:
 
 # --- who is asking ----------------------------------------------------------------------------
 
-LOCAL = Principal(owner="local", name="local")
-"""Everybody, on a server without any key."""
-
 
 async def principal(connection: Connection) -> Principal:
     """Who sends this request, by ``Authorization: Bearer`` or ``api-key``; asked before the body is
     read. Raises ``Unauthenticated``; a key is never repeated in the answer."""
     if "user" not in connection.scope:
-        connection.scope["user"] = await _identify(connection)
+        connection.scope["user"] = await services(connection).identities.of(_secret(connection))
     found: Principal = connection.scope["user"]
     return found
 
 
 async def authenticated(connection: Connection, handler: BaseRouteHandler) -> None:
-    """Guard of every route that is not marked ``public``."""
-    if not handler.opt.get("public"):
-        await principal(connection)
-
-
-async def _identify(connection: Connection) -> Principal:
-    given = services(connection)
-    configured = _configured(given.settings.api_keys)
-    secret = _secret(connection)
-    if secret:
-        digest = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
-        if digest in configured:
-            return configured[digest]
-        key = await given.store.keys.find(digest)
-        if key is not None and hmac.compare_digest(key.digest, digest):
-            if key.revoked_at is not None:
-                raise Unauthenticated("This API key was revoked.")
-            if key.expires_at is not None and key.expires_at <= clock.now():
-                raise Unauthenticated("This API key has expired.")
-            return Principal(owner=key.owner, name=key.name, key_id=key.id, scopes=key.scopes)
-    # Revoked keys count: revoking the last one must not open the server to everybody.
-    if not configured and not await given.store.keys.page():
-        return LOCAL
-    if secret:
-        raise Unauthenticated("The API key is not valid on this server.")
-    raise Unauthenticated(
-        "No API key was sent. Send 'Authorization: Bearer <key>' or 'api-key: <key>'."
-    )
-
-
-@lru_cache(maxsize=8)
-def _configured(api_keys: str) -> dict[str, Principal]:
-    """The keys of the settings, by digest; each is an owner of its own."""
-    table = {}
-    for secret in filter(None, (part.strip() for part in api_keys.split(","))):
-        digest = hashlib.sha256(secret.encode()).hexdigest()
-        owner = "env-" + hashlib.sha256(b"owner:" + secret.encode()).hexdigest()[:24]
-        table[digest] = Principal(owner=owner, name=owner)
-    return table
+    """Guard of every route that is not marked ``public``; a route may need a scope of the key."""
+    if handler.opt.get("public"):
+        return
+    who = await principal(connection)
+    scope = handler.opt.get("scope")
+    if scope is not None and not access.may(who, scope):
+        raise Forbidden(f"This key does not have the scope '{scope}'.")
 
 
 def _secret(connection: Connection) -> str:

@@ -9,7 +9,9 @@ from litestar import MediaType, Response, delete, get, post
 from litestar.params import FromPath
 
 from tidemill import wire
+from tidemill.access import BATCH
 from tidemill.errors import BadRequest, NotFound, TooLarge
+from tidemill.handlers import allowance
 from tidemill.handlers.deps import Connection, Incoming, principal, services, whole_number
 from tidemill.handlers.form import UploadForm
 from tidemill.types import FileRecord, NewFile, Page, Placement, Upload
@@ -26,7 +28,7 @@ _EXECUTIONS: dict[str, Execution] = {
 }
 
 
-@post("/files", status_code=200)
+@post("/files", status_code=200, opt={"scope": BATCH})
 async def upload_file(request: Incoming) -> Response[dict[str, Any]]:
     """Take an input file in as it streams, check it, and decide where its batch will run."""
     who = await principal(request)
@@ -38,6 +40,7 @@ async def upload_file(request: Incoming) -> Response[dict[str, Any]]:
             f"The file is larger than the limit of {limit} bytes; split it into several files.",
             param="file",
         )
+    await allowance.upload(given, who)
     form = UploadForm(request)
     execution, validation = _execution(request), _validation(request, given.settings.validation)
     filename = await form.open()
@@ -60,7 +63,7 @@ async def upload_file(request: Incoming) -> Response[dict[str, Any]]:
     )
 
 
-@get("/files")
+@get("/files", opt={"scope": BATCH})
 async def list_files(request: Incoming) -> dict[str, Any]:
     """The owner's files, newest first."""
     who = await principal(request)
@@ -80,13 +83,13 @@ async def list_files(request: Incoming) -> dict[str, Any]:
     return wire.list_object([wire.file_object(file) for file in files], more)
 
 
-@get("/files/{file_id:str}")
+@get("/files/{file_id:str}", opt={"scope": BATCH})
 async def retrieve_file(request: Incoming, file_id: FromPath[str]) -> dict[str, Any]:
     """One file, as its upload answered it."""
     return wire.file_object(await owned_file(request, file_id))
 
 
-@delete("/files/{file_id:str}", status_code=200)
+@delete("/files/{file_id:str}", status_code=200, opt={"scope": BATCH})
 async def delete_file(request: Incoming, file_id: FromPath[str]) -> dict[str, Any]:
     """Forget a file and its bytes; results of its batches stay."""
     who = await principal(request)

@@ -15,9 +15,10 @@ from litestar.response.streaming import ASGIStreamingResponse
 from litestar.types import Receive, Send
 
 from tidemill import clock, wire
-from tidemill.handlers.deps import body, principal, services
-from tidemill.ports import Store
-from tidemill.types import Answer, Lane, Outcome, Principal, Usage, UsageRow
+from tidemill.access import INFERENCE
+from tidemill.handlers import allowance
+from tidemill.handlers.deps import Services, body, principal, services
+from tidemill.types import Answer, Outcome, Principal, Usage, UsageRow
 
 T = TypeVar("T")
 JSON = "application/json"
@@ -30,25 +31,25 @@ class _Peek(msgspec.Struct):
 _peek = msgspec.json.Decoder(_Peek)
 
 
-@post("/chat/completions", status_code=200)
+@post("/chat/completions", status_code=200, opt={"scope": INFERENCE})
 async def chat_completions(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Answer a conversation."""
     return await serve("/v1/chat/completions", request)
 
 
-@post("/completions", status_code=200)
+@post("/completions", status_code=200, opt={"scope": INFERENCE})
 async def completions(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Continue a text."""
     return await serve("/v1/completions", request)
 
 
-@post("/embeddings", status_code=200)
+@post("/embeddings", status_code=200, opt={"scope": INFERENCE})
 async def embeddings(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Turn texts into vectors."""
     return await serve("/v1/embeddings", request)
 
 
-@post("/responses", status_code=200)
+@post("/responses", status_code=200, opt={"scope": INFERENCE})
 async def responses(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Answer a conversation in the shape of the Responses API."""
     return await serve("/v1/responses", request)
@@ -84,10 +85,11 @@ async def run(
     """
     who = await principal(request)
     given = services(request)
-    bill = _Bill(given.store, who)
+    lane = await allowance.interactive(given, who, endpoint, raw, model)
+    bill = _Bill(given, who)
     if _streams(raw):
         events = given.inference.stream(
-            endpoint, raw, owner=who.owner, model=model, booked=bill.note
+            endpoint, raw, lane=lane, owner=who.owner, model=model, booked=bill.note
         )
         first: bytes | None = None
         try:
@@ -99,7 +101,7 @@ async def run(
         return _gone() if first is None else EventStream(_from_first(first, events), bill)
     outcome: Outcome | None = await _until_gone(
         request,
-        given.inference.answer(endpoint, raw, lane=Lane.INTERACTIVE, owner=who.owner, model=model),
+        given.inference.answer(endpoint, raw, lane=lane, owner=who.owner, model=model),
     )
     if outcome is None:
         return _gone()
@@ -157,8 +159,8 @@ async def _close(events: AsyncIterator[bytes]) -> None:
 class _Bill:
     """What one interactive request cost, booked once."""
 
-    def __init__(self, store: Store, who: Principal) -> None:
-        self._store = store
+    def __init__(self, given: Services, who: Principal) -> None:
+        self._given = given
         self._who = who
         self._row: UsageRow | None = None
 
@@ -168,7 +170,7 @@ class _Bill:
             owner=self._who.owner,
             key_id=self._who.key_id,
             model=model,
-            execution="local",
+            execution=self._given.inference.where(model),
             tier="standard",
             usage=usage,
             batch_id=None,
@@ -180,7 +182,8 @@ class _Bill:
         """Book it, if anything was used."""
         row, self._row = self._row, None
         if row is not None and row.usage != Usage():
-            await self._store.ledger.book([row])
+            allowance.answered(self._given, self._who, row.usage.input + row.usage.output)
+            await self._given.store.ledger.book([row])
 
 
 async def _from_first(first: bytes, events: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:

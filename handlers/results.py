@@ -11,6 +11,7 @@ from litestar import Response, get
 from litestar.params import FromPath
 
 from tidemill import clock, wire
+from tidemill.access import BATCH
 from tidemill.handlers.batches import owned_batch
 from tidemill.handlers.deps import Incoming, Services, services, whole_number
 from tidemill.types import TERMINAL, BatchRecord, ResultRow
@@ -19,7 +20,7 @@ MAX_ROWS = 1000
 MAX_WAIT_S = 60
 
 
-@get("/batches/{batch_id:str}/results")
+@get("/batches/{batch_id:str}/results", opt={"scope": BATCH})
 async def batch_results(request: Incoming, batch_id: FromPath[str]) -> Response[bytes]:
     """Rows after a cursor; with ``wait``, as soon as there is one or the batch has ended."""
     batch = await owned_batch(request, batch_id)

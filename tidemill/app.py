@@ -16,8 +16,9 @@ import structlog
 import uvicorn
 from anyio.abc import TaskStatus
 
-from tidemill import telemetry
+from tidemill import prices, telemetry
 from tidemill.backends.executors import LocalExecutor
+from tidemill.backends.guard import GuardedExecutor
 from tidemill.backends.inference import LocalInference
 from tidemill.backends.local import LocalBackend
 from tidemill.backends.providers import Providers
@@ -26,7 +27,10 @@ from tidemill.backends.routed import RoutedInference
 from tidemill.errors import SettingsError, TidemillError
 from tidemill.handlers import create_app
 from tidemill.handlers.deps import Services
+from tidemill.handlers.identity import Identities
+from tidemill.handlers.issued import IssuedTokens
 from tidemill.ports import Replica, Store
+from tidemill.providers import parse
 from tidemill.scheduler.runner import Runner
 from tidemill.settings import Loaded, Settings
 from tidemill.storage import open_store
@@ -45,12 +49,14 @@ class Server:
         replicas: dict[str, Replica],
         runner: Runner,
         services: Services,
+        providers: Providers,
     ) -> None:
         self.settings = settings
         self.store = store
         self.replicas = replicas
         self.runner = runner
         self.services = services
+        self.providers = providers
 
 
 @asynccontextmanager
@@ -60,14 +66,25 @@ async def running(settings: Settings) -> AsyncGenerator[Server]:
     Leaving drains: no line starts, those in flight get ``drain_seconds``. Raises ``SettingsError``
     or ``TidemillError`` with one sentence when something cannot start.
     """
-    store = open_store(Path(settings.storage_path))
+    catalogue = prices.load(Path(settings.prices)) if settings.prices else prices.Catalogue()
+    catalogue = prices.with_providers(
+        catalogue,
+        parse(settings.providers, azure_api_version=settings.azure_batch_api_version),
+    )
+    store = open_store(Path(settings.storage_path), prices=catalogue)
     await store.start()
     try:
         await _require_keys(settings, store)
         async with _replicas(settings) as replicas, _providers(settings, store) as providers:
             engines = LocalInference(replicas, settings)
             inference = RoutedInference((engines, *providers.routes))
-            executor = LocalExecutor(inference)
+            executor = GuardedExecutor(
+                LocalExecutor(inference),
+                store.accounts,
+                store.budgets,
+                prices=catalogue,
+                where=inference.where,
+            )
             runner = Runner(
                 store,
                 executor,
@@ -88,6 +105,7 @@ async def running(settings: Settings) -> AsyncGenerator[Server]:
                 place=partial(providers.place, runs_here=inference.knows),
             )
             remote = providers.open_backends(local.accept, local.take_over)
+            tokens = IssuedTokens(settings, store) if settings.oidc_issuer else None
             services = Services(
                 settings=settings,
                 store=store,
@@ -95,13 +113,15 @@ async def running(settings: Settings) -> AsyncGenerator[Server]:
                 inference=inference,
                 pool_status=_pool_status(runner, replicas),
                 health=_health(store, replicas),
+                identities=Identities(store, settings, tokens),
+                prices=catalogue,
                 wait_rows=runner.rows.wait,
             )
             async with anyio.create_task_group() as tasks:
                 await tasks.start(runner.run)
                 await tasks.start(providers.run)
                 try:
-                    yield Server(settings, store, replicas, runner, services)
+                    yield Server(settings, store, replicas, runner, services, providers)
                 finally:
                     with anyio.CancelScope(shield=True):
                         await runner.drain(settings.drain_seconds)
@@ -116,7 +136,7 @@ async def _require_keys(settings: Settings, store: Store) -> None:
     loopback = settings.listen_ip == "localhost" or (
         _is_ip(settings.listen_ip) and ipaddress.ip_address(settings.listen_ip).is_loopback
     )
-    keyed = bool(settings.api_keys) or any(
+    keyed = bool(settings.api_keys or settings.admin_key or settings.oidc_issuer) or any(
         key.revoked_at is None for key in await store.keys.page()
     )
     if not loopback and not keyed and not settings.insecure:

@@ -173,6 +173,7 @@ class Inference(Protocol):
         body: bytes,
         *,
         owner: str,
+        lane: Lane = Lane.INTERACTIVE,
         model: str | None = None,
         booked: Callable[[str, Usage], None] | None = None,
     ) -> AsyncIterator[bytes]:
@@ -366,6 +367,14 @@ class Accounts(Protocol):
         """A key with its team and user; None when the store has no such key."""
 
 
+class Tokens(Protocol):
+    """Signed tokens of an identity provider, where one is configured."""
+
+    async def grant(self, token: str) -> Grant:
+        """What a token grants; its subject becomes a key of the store. Raises ``Unauthenticated``
+        for a token that is not right, ``Forbidden`` for a team that is not there."""
+
+
 class Budgets(Protocol):
     """What keys, teams and users have used of their limits, and the right to use more.
 
@@ -485,6 +494,15 @@ class Store(Protocol):
 
     @property
     def upstream(self) -> Upstream: ...
+
+    @property
+    def accounts(self) -> Accounts: ...
+
+    @property
+    def budgets(self) -> Budgets: ...
+
+    @property
+    def audit(self) -> Audit: ...
 
     async def start(self) -> None:
         """Take the store (a second server on it is refused with ``StoreBusy``), migrate, sweep,

@@ -57,6 +57,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     api_keys: Annotated[
         str, _row("API keys, comma-separated; each is an owner of its own.", secret=True)
     ] = ""
+    admin_key: Annotated[
+        str,
+        _row("A key that administers: the first one, where nobody can add one.", secret=True),
+    ] = ""
+    prices: Annotated[
+        str, _row("Price catalogue: TOML, JSON or a LiteLLM price map; empty: all is free.")
+    ] = ""
+    oidc_issuer: Annotated[
+        str, _row("Issuer whose signed tokens are accepted as keys; empty: none.")
+    ] = ""
+    oidc_audience: Annotated[str, _row("Audiences that a token may be for, comma-separated.")] = ""
+    oidc_jwks_url: Annotated[
+        str, _row("Where the issuer's keys are; empty: found through the issuer.")
+    ] = ""
+    oidc_team_claim: Annotated[
+        str, _row("Claim with the team's name or id; empty: tokens are personal.")
+    ] = ""
+    oidc_roles_claim: Annotated[str, _row("Claim with the roles of the subject.")] = "roles"
+    oidc_admin_role: Annotated[str, _row("Role that administers; empty: no token does.")] = ""
     log_format: Annotated[Literal["json", "console"], _row("Shape of log lines.")] = "console"
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], _row("Least level that is logged.")

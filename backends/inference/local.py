@@ -139,6 +139,7 @@ class LocalInference:
         body: bytes,
         *,
         owner: str,
+        lane: Lane = Lane.INTERACTIVE,
         model: str | None = None,
         booked: Booked | None = None,
     ) -> AsyncIterator[bytes]:
@@ -149,7 +150,7 @@ class LocalInference:
         """
         kind = _kind(endpoint)
         request = decode(kind.body_decoder, body)
-        replica, ask = self._ask(request.model, model, Lane.INTERACTIVE, owner, None, stream=True)
+        replica, ask = self._ask(request.model, model, lane, owner, None, stream=True)
         try:
             generations = kind.plan(request, ask)
         except RecursionError as exc:

@@ -199,8 +199,8 @@ async def test_a_revoked_last_key_does_not_open_the_server(open_world: Open) -> 
 
 async def test_owners_do_not_tell_their_key(world: World) -> None:
     """The owner of a key from the settings is not the key, and two keys are two owners."""
-    from tidemill.handlers.deps import _configured
+    from tidemill.handlers.identity import _configured
 
-    owners = {who.owner for who in _configured(f"{ALICE}, {BOB},").values()}
+    owners = {who.owner for who in _configured(f"{ALICE}, {BOB},", "").values()}
     assert len(owners) == 2
     assert not any(ALICE in owner or BOB in owner for owner in owners)

@@ -1,0 +1,82 @@
+"""What a principal may do now: models, budgets, pace, and the room it has left.
+
+Limits hang on keys, teams and users; a principal without any passes at no cost.
+"""
+
+from __future__ import annotations
+
+from tidemill import access, budgets, clock, estimates
+from tidemill.errors import Forbidden, RateLimited, StorageQuotaExceeded
+from tidemill.handlers.deps import Services
+from tidemill.types import FileRecord, Lane, Limits, Principal
+
+
+async def interactive(
+    given: Services, who: Principal, endpoint: str, raw: bytes, model: str | None = None
+) -> Lane:
+    """Let one interactive request begin; returns the lane that it gets.
+
+    Raises ``Forbidden`` for a model that is not permitted, ``BudgetExceeded`` and ``RateLimited``.
+    """
+    if not who.limits:
+        return Lane.INTERACTIVE
+    asked = model or estimates.of_body(raw, endpoint)[0]
+    if asked and not access.permits(who.limits, asked, given.inference.where(asked)):
+        raise _not_permitted(asked)
+    if any(one.monthly_budget is not None for one in who.limits):
+        budgets.admit(await given.store.budgets.purses(who.key_id))
+    late = given.pace.admit(_named(who), clock.monotonic())
+    if late is not None:
+        raise RateLimited(
+            f"Rate limit reached: {late.limit} {late.what}s per minute. Please try again in "
+            f"{late.wait_s:.1f}s.",
+            retry_after_s=late.wait_s,
+        )
+    return access.lane(who.limits, Lane.INTERACTIVE)
+
+
+def answered(given: Services, who: Principal, tokens: int) -> None:
+    """Take the tokens of an interactive answer from the minute's allowance."""
+    given.pace.charge(_named(who), tokens, clock.monotonic())
+
+
+async def upload(given: Services, who: Principal) -> None:
+    """Whether an owner may keep another file. Raises ``StorageQuotaExceeded``.
+
+    The size of a file is known when it is there, so the last one may go over the quota.
+    """
+    quota = access.least(one.storage_bytes for one in who.limits)
+    if quota is None:
+        return
+    stored = await given.store.budgets.stored(who.owner)
+    if stored >= quota:
+        raise StorageQuotaExceeded(
+            f"The storage quota is used up: {stored} of {quota} bytes. Delete files that are no "
+            "longer needed."
+        )
+
+
+def batch(given: Services, who: Principal, file: FileRecord) -> None:
+    """Whether a key may still use the models of a file. Raises ``Forbidden``.
+
+    It could when the file came, but a key may be narrowed in between.
+    """
+    placement = file.facts.placement
+    for model in file.facts.models:
+        where = placement.provider or given.inference.where(model)
+        if not access.permits(who.limits, model, where):
+            raise _not_permitted(model)
+
+
+def _not_permitted(model: str) -> Forbidden:
+    return Forbidden(
+        f"This key may not use the model '{model[:100]}'.",
+        param="model",
+        code="model_not_permitted",
+    )
+
+
+def _named(who: Principal) -> list[tuple[str, Limits]]:
+    """The limits with the ids that they count for, in the order of ``Principal.limits``."""
+    ids = [id for id in (who.key_id, who.team_id, who.user_id) if id is not None]
+    return list(zip(ids, who.limits, strict=True))
