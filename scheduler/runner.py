@@ -99,8 +99,7 @@ class Runner:
         self._idle = anyio.Event()
         self._tasks: TaskGroup | None = None
         self._lines: TaskGroup | None = None
-        self._settling = anyio.Lock()
-        self._leasing = anyio.Lock()
+        self._settling, self._leasing = anyio.Lock(), anyio.Lock()
 
     # --- what the rest of the server says to it
 
@@ -158,10 +157,9 @@ class Runner:
         A line given back spends no attempt.
         """
         self._draining = True
-        async with self._leasing:
-            pass  # what is being leased is among ``_leases`` before we look
-        if self._leases:
+        async with self._leasing:  # what is being leased is in ``_leases`` before we look
             self._idle = anyio.Event()
+        if self._leases:
             with anyio.move_on_after(within_s):
                 await self._idle.wait()
         if self._lines is not None:
@@ -211,17 +209,16 @@ class Runner:
     async def _lease_loop(self) -> None:
         while True:
             await self._bell.wait()
-            while not self._draining:
-                wanted = self._executor.capacity
-                if self._concurrency:
-                    wanted = min(wanted, self._concurrency)
-                shares = self._turns.deal(self.pool.free(wanted))
-                if not shares:
-                    break
-                for seq, n in shares:
-                    async with self._leasing:
-                        if not self._draining:
-                            await self._lease(seq, n)
+            async with self._leasing:
+                while not self._draining:
+                    wanted = self._executor.capacity
+                    if self._concurrency:
+                        wanted = min(wanted, self._concurrency)
+                    shares = self._turns.deal(self.pool.free(wanted))
+                    if not shares:
+                        break
+                    for seq, n in shares:
+                        await self._lease(seq, n)
 
     async def _lease(self, seq: int, n: int) -> None:
         self._stirred.discard(seq)
