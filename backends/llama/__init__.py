@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tidemill.backends.llama.replica import replica
+from tidemill.backends.llama.llama_replica import replica
 
 __all__ = ["replica"]

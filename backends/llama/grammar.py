@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,26 +12,19 @@ from llama_cpp.llama_grammar import json_schema_to_gbnf
 from numpy.typing import NDArray
 
 from tidemill.backends.llama.model import Model
+from tidemill.backends.llama.schema import prepare
 from tidemill.errors import RequestRefused
 
 CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 """``llama_token_data``, as an array of it lies in memory."""
 
-# What the grammar could not hold the model to. Silence would promise a match that is not kept.
-_UNKEPT = (
-    "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "uniqueItems",
-    "not", "if", "then", "else", "patternProperties", "propertyNames", "minProperties",
-    "maxProperties", "dependentRequired", "dependentSchemas", "contains", "unevaluatedProperties",
-)  # fmt: skip
-# The grammar spells repetitions out; llama.cpp's own limit is twice this.
-_MOST_REPETITIONS = 1000
-_REPEATED = ("minLength", "maxLength", "minItems", "maxItems")
-_LARGEST = 512 * 1024
-# JSON allows no raw control character in a string, the converter's own rule does.
+# JSON allows no raw control character in a string, the converter's own rules do.
 _CHAR = (
     r'char ::= [^"\\\x00-\x1F\x7F] | "\\" (["\\/bfnrt] | '
     r'"u" [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F])'
 )
+_DOT = r'dot ::= [^"\\\x00-\x1F\x7F]'
+_LARGEST = 512 * 1024
 
 
 def from_schema(schema: dict[str, Any], *, begin: str = "", end: str = "", param: str) -> str:
@@ -42,51 +33,29 @@ def from_schema(schema: dict[str, Any], *, begin: str = "", end: str = "", param
     Raises ``RequestRefused`` naming ``param`` for a schema that is broken, fetches from elsewhere,
     or asks for what a grammar cannot enforce.
     """
-    for key, value in _keywords(schema):
-        if key == "$ref" and not (isinstance(value, str) and value.startswith("#/")):
-            raise _bad(param, f"$ref {value!r} is not within the schema (#/...)")
-        if key in _UNKEPT:
-            raise _bad(param, f"the keyword '{key}' is not supported")
-        if key in _REPEATED and isinstance(value, int) and value > _MOST_REPETITIONS:
-            raise _bad(param, f"{key} may be at most {_MOST_REPETITIONS}, not {value}")
-        if key == "pattern" and any(int(n) > _MOST_REPETITIONS for n in _numbers(value)):
-            raise _bad(param, f"a pattern may repeat at most {_MOST_REPETITIONS} times")
     try:
-        gbnf = json_schema_to_gbnf(json.dumps(schema or {"type": "object"}))
+        prepared, rules = prepare(schema)
+        gbnf = json_schema_to_gbnf(json.dumps(prepared))
     except RecursionError as exc:
         raise _bad(param, "it is nested too deeply") from exc
-    except (AssertionError, ValueError, KeyError, TypeError, AttributeError, IndexError) as exc:
+    except (AssertionError, ValueError, LookupError, TypeError, AttributeError) as exc:
         raise _bad(param, str(exc).strip().split("\n")[0] or type(exc).__name__) from exc
     if len(gbnf) > _LARGEST:
         raise _bad(param, "its grammar is too large")
-    lines = [_CHAR if line.startswith("char ::=") else line for line in gbnf.splitlines()]
-    if not (begin or end):
-        return "\n".join(lines)
-    lines = ["answer" + line[4:] if line.startswith("root ::=") else line for line in lines]
-    return "\n".join([f"root ::= {json.dumps(begin)} answer {json.dumps(end)}", *lines])
-
-
-def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
-    """Schema keywords with their values, without a recursion that the input could exhaust."""
-    stack = [schema]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, list):
-            stack.extend(node)
-        elif isinstance(node, dict):
-            for key, value in node.items():
-                if key in ("const", "enum", "default", "examples", "example"):
-                    continue
-                if key in ("properties", "$defs", "definitions") and isinstance(value, dict):
-                    stack.extend(value.values())  # its keys are names, not keywords
-                    continue
-                yield key, value
-                stack.append(value)
-
-
-def _numbers(pattern: Any) -> list[str]:
-    """Numbers in the quantifiers of a regular expression."""
-    return re.findall(r"\d+", " ".join(re.findall(r"\{([\d,\s]*)\}", str(pattern))))
+    for constant, rule in rules.items():
+        gbnf = gbnf.replace(f'"\\"{constant}\\""', f"({rule})")
+    lines = []
+    for line in gbnf.splitlines():
+        if line.startswith("char ::="):
+            line = _CHAR
+        elif line.startswith("dot ::="):
+            line = _DOT
+        elif line.startswith("root ::=") and (begin or end):
+            line = "answer" + line.removeprefix("root")
+        lines.append(line)
+    if begin or end:
+        lines.append(f"root ::= {json.dumps(begin)} answer {json.dumps(end)}")
+    return "\n".join(lines)
 
 
 def _bad(param: str, reason: str) -> RequestRefused:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.backends.llama.replica import LlamaReplica
+from tidemill.backends.llama.llama_replica import LlamaReplica
 from tidemill.backends.llama.weights import resolve
 from tidemill.types import EngineSpec
 

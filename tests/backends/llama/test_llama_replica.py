@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from tidemill.backends.llama.llama_replica import LlamaReplica
 from tidemill.backends.llama.model import Model
-from tidemill.backends.llama.replica import LlamaReplica
 from tidemill.errors import ContextLengthExceeded, RequestRefused
 from tidemill.types import Embedding, Generation, Lane, Piece, Sampling
 

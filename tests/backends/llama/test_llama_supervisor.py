@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.backends.llama.replica import LlamaReplica, replica
+from tidemill.backends.llama.llama_replica import LlamaReplica, replica
 from tidemill.backends.llama.supervisor import CRASHES, WITHIN_S, Deaths
 from tidemill.errors import EngineLost, EngineUnavailable, RequestRefused, SettingsError
+from tidemill.ports import Replica
 from tidemill.types import Embedding, EngineSpec, Generation
 
 ASKED = Generation(model="m", text="Once upon a time", max_tokens=4)
@@ -38,6 +39,14 @@ def kill(engine: LlamaReplica, how: signal.Signals = signal.SIGKILL) -> int:
     assert pid is not None
     os.kill(pid, how)
     return pid
+
+
+@pytest.mark.anyio
+@pytest.mark.llama
+async def test_a_replica_is_a_replica(engine: LlamaReplica) -> None:
+    """It has everything that the server's seam asks for."""
+    seam: Replica = engine
+    assert seam.status().slots == 4
 
 
 @pytest.mark.anyio
@@ -184,6 +193,16 @@ async def test_a_file_that_llama_cannot_load_is_one_sentence(tmp_path: Path) -> 
         await broken.start()
     assert broken.pid is None
     await broken.close()
+
+
+@pytest.mark.anyio
+async def test_an_engine_without_its_library_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The package is an extra of the server."""
+    monkeypatch.setattr("tidemill.backends.llama.llama_replica.find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match=r"pip install 'tidemill\[llama\]'"):
+        await replica(EngineSpec(model="smollm2")).start()
 
 
 @pytest.mark.anyio

@@ -6,12 +6,20 @@ import array
 import asyncio
 import itertools
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from importlib.util import find_spec
 
 from tidemill.backends.llama import messages as m
 from tidemill.backends.llama import weights
 from tidemill.backends.llama.supervisor import Supervisor
-from tidemill.errors import AtCapacity, EngineLost, EngineUnavailable, RequestRefused, TidemillError
+from tidemill.errors import (
+    AtCapacity,
+    EngineLost,
+    EngineUnavailable,
+    RequestRefused,
+    SettingsError,
+    TidemillError,
+)
 from tidemill.scheduler.loop import Gauges
 from tidemill.types import (
     Embedded,
@@ -62,6 +70,11 @@ class LlamaReplica:
         Raises ``SettingsError`` when there is no such model and ``EngineUnavailable`` when it
         cannot be loaded, with one sentence each.
         """
+        if find_spec("llama_cpp") is None:
+            raise SettingsError(
+                "The llama engine needs llama-cpp-python: install it with pip install "
+                "'tidemill[llama]'."
+            )
         path = await asyncio.to_thread(weights.resolve, self._spec.model)
         load = m.Load(spec=self._spec, path=str(path), name=self._name)
         self._supervisor = Supervisor(load, on_report=self._route, on_death=self._lose)
@@ -73,7 +86,7 @@ class LlamaReplica:
             await self._supervisor.close()
         self._lose("the engine was stopped")
 
-    async def generate(self, generation: Generation) -> AsyncIterator[Piece]:
+    async def generate(self, generation: Generation) -> AsyncGenerator[Piece, None]:
         """Pieces of one answer; see ``tidemill.ports.Replica``."""
         key, inbox = await self._ask(lambda key: m.Generate(key=key, generation=generation))
         over = False
