@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,6 +16,8 @@ from tests.worlds.requests import chat, jsonl
 from tests.worlds.server import Server
 
 HERE = Path(__file__).parent / "node"
+ENV = {**os.environ, "NODE_OPTIONS": "--use-system-ca"}
+"""This Node brings certificates of its own; the machine's may know a proxy."""
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +30,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["install", "--no-audit", "--no-fund", "--loglevel=error"],
         return_completed_process=True,
         cwd=folder,
+        env=ENV,
         stdin=subprocess.DEVNULL,
         check=True,
         timeout=300,
