@@ -211,10 +211,8 @@ class Runner:
             await self._bell.wait()
             async with self._leasing:
                 while not self._draining:
-                    wanted = self._executor.capacity
-                    if self._concurrency:
-                        wanted = min(wanted, self._concurrency)
-                    shares = self._turns.deal(self.pool.free(wanted))
+                    most = self._executor.capacity
+                    shares = self._turns.deal(self.pool.free(min(most, self._concurrency or most)))
                     if not shares:
                         break
                     for seq, n in shares:
