@@ -5,6 +5,7 @@ void walk_the_pool();
 void hold_copies_back();
 void share_the_pool_between_threads();
 void drop_a_pool_with_a_copy_held_back();
+void share_a_loop();
 
 int main() {
   walk_the_free_list();
@@ -12,6 +13,7 @@ int main() {
   hold_copies_back();
   share_the_pool_between_threads();
   drop_a_pool_with_a_copy_held_back();
+  share_a_loop();
   std::puts("ok");
   return 0;
 }

@@ -36,7 +36,8 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = subprocess.run(
         [
             *(sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps"),
-            *("--disable-pip-version-check", "-Ccmake.define.TIDEMILL_CUDA=OFF"),
+            "--disable-pip-version-check",
+            *("-Ccmake.define.TIDEMILL_CUDA=OFF", "-Ccmake.define.TIDEMILL_LLAMA=OFF"),
             *("-w", folder, sdist),
         ],
         env={**os.environ, "PATH": path},
@@ -78,7 +79,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     modules = {f"tidemill/{name}" for name in tracked if name.startswith(rooms)}
     modules |= {name for name in tracked if name.startswith("tidemill/")}
     assert modules <= names
-    assert {"tidemill/native/_core.pyi", "tidemill/py.typed"} <= names
+    assert {"tidemill/native/_core.pyi", "tidemill/native/_step.pyi", "tidemill/py.typed"} <= names
     assert len([n for n in names if n.startswith("tidemill/native/_core.") and ".so" in n]) == 1
 
 

@@ -1,0 +1,30 @@
+"""
+One step of llama.cpp without the GIL; use it through tidemill.native.step.
+"""
+
+def version() -> str:
+    """The llama-cpp-python that this was built against."""
+
+def sizes() -> dict[str, int]:
+    """Bytes of the structs that cross the interface."""
+
+class Choice:
+    """How the next token of one sequence is chosen."""
+
+    def __init__(self, *, chain: int = 0, grammar: int = 0, top: int | None = None) -> None:
+        """
+        Addresses of samplers (0: none) that outlive this; ``top`` as Generation.logprobs.
+        """
+
+class Step:
+    """Steps of one llama.cpp context; used by one thread."""
+
+    def __init__(self, context: int, threads: int = 1) -> None:
+        """``context``: the address of a llama_context that outlives this."""
+
+    def run(
+        self, chunks: list[tuple[int, int, list[int], Choice | None]]
+    ) -> tuple[int, list[tuple[int, bool, float | None, list[tuple[int, float]]]]]:
+        """
+        Rows (seq, start, tokens, choice) to rc of llama_decode and (token, end, logprob, top).
+        """

@@ -1,0 +1,42 @@
+"""The native step: batch assembly, ``llama_decode`` and the choice of all tokens in one call.
+
+``Step.run`` takes chunks (seq, start, tokens, choice), sorted by seq, and answers the return code
+of ``llama_decode`` and, when that is 0, (token, end, logprob, top) for each choice in order; the
+token is -1 when the grammar allows none. It holds no GIL while it computes, so that other Python
+threads cost it nothing. It is there where llama-cpp-python was installed when this package was
+built; ``load`` says why it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tidemill.native._step import Choice, Step
+
+
+def load(*, version: str, sizes: Mapping[str, int]) -> tuple[type[Step], type[Choice]]:
+    """The classes ``Step`` and ``Choice``.
+
+    Call it after importing ``llama_cpp``, so that one libllama is loaded, and pass that package's
+    ``__version__`` and its structs' sizes by name (at least ``llama_context_params``). llama.cpp
+    promises no stable interface: any difference raises ``ImportError`` with one sentence.
+    """
+    try:
+        from tidemill.native import _step
+    except ImportError as exc:
+        raise ImportError(f"The native step was not built, or does not load: {exc}.") from exc
+    if _step.version() != version:
+        raise ImportError(
+            f"The native step was built against llama-cpp-python {_step.version()},"
+            f" {version} is installed: reinstall tidemill."
+        )
+    ours = _step.sizes()
+    for name in ("llama_context_params", *sizes):
+        if ours.get(name) != sizes.get(name):
+            raise ImportError(
+                f"{name} has {ours.get(name)} bytes in the native step"
+                f" and {sizes.get(name)} in llama-cpp-python: reinstall tidemill."
+            )
+    return _step.Step, _step.Choice
