@@ -114,5 +114,6 @@ class SchedulingPool:
         self.active += lines
 
     def leave(self, lines: int) -> None:
+        """So many lines have ended, however they ended."""
         self.active -= lines
         assert self.active >= 0, "more lines left the scheduling pool than entered it"

@@ -45,6 +45,7 @@ class Writer:
         return event({"type": type, "sequence_number": number, **fields}, type)
 
     def opened(self) -> Iterator[bytes]:
+        """The two events that every stream begins with."""
         yield self.send("response.created", response=self.response)
         yield self.send("response.in_progress", response=self.response)
 
