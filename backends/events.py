@@ -14,8 +14,8 @@ _DONE = b"[DONE]"
 
 class _Chunk(msgspec.Struct):
     choices: list[msgspec.Raw] | None = None
-    usage: msgspec.Raw | None = None
-    response: msgspec.Raw | None = None
+    usage: dict[str, Any] | None = None
+    response: dict[str, msgspec.Raw] | None = None
 
 
 _chunk = msgspec.json.Decoder(_Chunk)
@@ -53,11 +53,11 @@ class Events:
         try:
             chunk = _chunk.decode(data)
             if chunk.usage is not None:
-                self.usage = usage_of(data) if usage_of(data) != Usage() else self.usage
+                self.usage = usage_of(data)
                 if chunk.choices == [] and not self._wants_usage:
                     return None
-            if chunk.response is not None:
-                self.usage = usage_of(bytes(chunk.response))
+            if chunk.response is not None and "usage" in chunk.response:
+                self.usage = usage_of(msgspec.json.encode(chunk.response))
             if self._model is None:
                 return event + b"\n\n"
             data = self._renamed(data, chunk)
@@ -71,5 +71,6 @@ class Events:
         if chunk.response is None:
             return renamed(data, self._model)
         fields: dict[str, Any] = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-        fields["response"] = msgspec.Raw(renamed(bytes(chunk.response), self._model))
+        response = msgspec.json.encode(chunk.response)
+        fields["response"] = msgspec.Raw(renamed(response, self._model))
         return msgspec.json.encode(fields)

@@ -790,7 +790,7 @@ class ProviderWorld:
         trace: TracebackType | None,
     ) -> None:
         assert self._process is not None
-        self._process.terminate()
+        self._process.kill()  # it may be told to hang
         self._process.wait(10)
         assert self._process.stdout is not None
         self._process.stdout.close()

@@ -1,0 +1,108 @@
+"""A provider's ordinary routes: interactive requests, and lines of batches that run from here."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+from worlds.house import Open, line
+from worlds.provider import ProviderWorld
+
+pytestmark = pytest.mark.anyio
+
+HELLO = [{"role": "user", "content": "hello there"}]
+STANDARD = {"models": {"big": {"standard": "gpt-4.1"}, "vectors": {"standard": "embed"}}}
+
+
+async def test_one_base_url_serves_everything(server: Open, world: ProviderWorld) -> None:
+    """Local and providers' models are listed and answered; what nobody serves is 404."""
+    async with server(STANDARD) as house:
+        names = {model.id async for model in house.client.models.list()}
+        assert {"echo", "big", "vectors"} <= names
+        answer = await house.client.chat.completions.create(model="big", messages=HELLO)  # type: ignore[arg-type]
+        assert (answer.model, answer.choices[0].message.content) == ("big", "echo: hello there")
+        vectors = await house.client.embeddings.create(model="vectors", input=["a", "b"])
+        assert [item.embedding for item in vectors.data] == [[0.5, 0.0], [0.5, 1.0]]
+        response = await house.client.responses.create(model="big", input="hi")
+        assert (response.model, response.output_text) == ("big", "echo: hi")
+        with pytest.raises(openai.NotFoundError):
+            await house.client.chat.completions.create(model="nobody", messages=HELLO)  # type: ignore[arg-type]
+        booked = await house.server.store.ledger.usage(None, 0, 2**40)
+        assert {row.model for row in booked} == {"big", "vectors"}
+
+
+async def test_a_stream_passes_through_and_is_booked(server: Open, world: ProviderWorld) -> None:
+    """The chunks carry our model's name; usage is shown only to who asked for it."""
+    async with server(STANDARD) as house:
+        for wanted in (False, True):
+            more = {"stream_options": {"include_usage": True}} if wanted else {}
+            stream = await house.client.chat.completions.create(
+                model="big",
+                messages=HELLO,
+                stream=True,
+                **more,  # type: ignore[call-overload]
+            )
+            chunks = [chunk async for chunk in stream]
+            text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+            assert text == "echo: hello there"
+            assert {chunk.model for chunk in chunks} == {"big"}
+            assert any(chunk.usage for chunk in chunks) is wanted
+        first, second = await house.server.store.ledger.usage(None, 0, 2**40)
+        assert first.usage == second.usage
+        assert first.usage.output > 0
+
+
+async def test_a_stream_that_is_refused_is_an_error(server: Open, world: ProviderWorld) -> None:
+    """The provider's own refusal, before any event."""
+    error = {"message": "Too fast.", "type": "requests", "code": "rate_limit_exceeded"}
+    world.fail("chat.completions", status=429, body={"error": error}, headers={"retry-after": "2"})
+    async with server(STANDARD) as house:
+        with pytest.raises(openai.RateLimitError, match="Too fast") as refused:
+            await house.client.chat.completions.create(model="big", messages=HELLO, stream=True)  # type: ignore[call-overload]
+        assert refused.value.code == "rate_limit_exceeded"
+
+
+async def test_lines_of_a_model_that_cannot_be_batched_run_from_here(
+    server: Open, world: ProviderWorld
+) -> None:
+    """One by one at the ordinary route, within the provider's concurrency, at the standard
+    price."""
+    async with server(STANDARD | {"concurrency": 3}) as house:
+        lines = [line(str(n), f"text {n}", model="big") for n in range(20)]
+        batch = await house.start(*lines, line("bad", "!refuse", model="big"))
+        assert batch.model_extra["tidemill_execution"] == "local"
+        ended = await house.until(batch.id)
+        assert ended.request_counts.model_dump() == {"total": 21, "completed": 20, "failed": 1}
+        good, bad = await house.rows(ended.output_file_id), await house.rows(ended.error_file_id)
+        assert good["7"]["response"]["body"]["choices"][0]["message"]["content"] == "echo: text 7"
+        assert bad["bad"]["response"]["status_code"] == 400
+        assert "gpt-4.1" not in json.dumps([good, bad])
+        booked = await house.server.store.ledger.usage(None, 0, 2**40)
+        assert {(row.model, row.tier) for row in booked} == {("big", "standard")}
+    state = world.state()
+    assert state["calls"].get("batches.create", 0) == 0
+    assert state["peak"]["chat.completions"] <= 3
+
+
+async def test_too_fast_is_slowed_down_and_costs_no_attempt(
+    server: Open, world: ProviderWorld
+) -> None:
+    """More 429s than a line has attempts: every line is answered in the end."""
+    world.fail("chat.completions", times=12, status=429, headers={"retry-after": "0.05"})
+    async with server(STANDARD | {"concurrency": 4}) as house:
+        batch = await house.start(*(line(str(n), model="big") for n in range(6)))
+        ended = await house.until(batch.id)
+        assert ended.request_counts.model_dump() == {"total": 6, "completed": 6, "failed": 0}
+
+
+async def test_a_broken_provider_spends_a_lines_attempts(
+    server: Open, world: ProviderWorld
+) -> None:
+    """After the last one the line has failed, with the provider's failure in its row."""
+    world.fail("chat.completions", times=-1, status=503)
+    async with server(STANDARD, max_line_attempts=2) as house:
+        ended = await house.until((await house.start(line("a", model="big"))).id)
+        (row,) = (await house.rows(ended.error_file_id)).values()
+        assert row["response"]["status_code"] == 502
+    assert world.calls("chat.completions") == 2

@@ -1,0 +1,102 @@
+"""Who may see what, and who chooses where: the provider is asked only what is its owner's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+from worlds.house import Open, line
+from worlds.provider import ProviderWorld
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_ids_of_others_and_of_providers_are_404_and_nobody_is_asked(
+    server: Open, world: ProviderWorld
+) -> None:
+    """A raw provider id, a foreign id and an id that never was look the same on every route."""
+    world.set(hold="in_progress")
+    async with server(api_keys="one,two", provider_refresh_s=60.0) as house:
+        mine = house.client.with_options(api_key="one")
+        house.client = mine
+        batch = await house.start(line("a"))
+        file_id = batch.input_file_id
+        theirs = world.state()
+        raw_file, raw_batch = next(iter(theirs["files"])), next(iter(theirs["batches"]))
+        other = mine.with_options(api_key="two")
+        world.zero()
+        cases = [
+            (mine, raw_file, raw_batch),
+            (other, file_id, batch.id),
+            (mine, "file-x", "batch_x"),
+        ]
+        for client, file, what in cases:
+            calls: list[Any] = [
+                client.files.retrieve(file),
+                client.files.content(file),
+                client.files.delete(file),
+                client.batches.retrieve(what),
+                client.batches.cancel(what),
+            ]
+            for call in calls:
+                with pytest.raises(openai.NotFoundError):
+                    await call
+            with pytest.raises(openai.BadRequestError, match="Cannot find file"):
+                await client.batches.create(
+                    input_file_id=file,
+                    endpoint="/v1/chat/completions",
+                    completion_window="24h",
+                )
+        assert (await other.batches.list()).data == []
+        assert world.calls() == 0
+        listed = (await mine.batches.list()).data
+        assert [item.id for item in listed] == [batch.id]
+        assert listed[0].model_extra["tidemill_execution"] == "provider"
+
+
+async def test_several_capable_providers_are_ambiguous(server: Open, world: ProviderWorld) -> None:
+    """The client names one in a header, by either name of it; an unknown one is refused."""
+    async with server({"name": "one"}, {"name": "two"}) as house:
+        with pytest.raises(openai.BadRequestError, match="one, two") as refused:
+            await house.upload(line("a"))
+        assert refused.value.code == "multiple_batch_providers"
+        for header in ("X_Tidemill_Provider", "X_Logos_Provider"):
+            file = await house.upload(line("a"), **{header: "two"})
+            assert file.model_extra["tidemill_placement"]["provider"] == "two"
+        with pytest.raises(openai.PermissionDeniedError):
+            await house.upload(line("a"), X_Tidemill_Provider="three")
+        assert [f.id async for f in house.client.files.list()] != []
+
+
+async def test_the_cheapest_may_decide(server: Open, world: ProviderWorld) -> None:
+    """With the setting and prices on both sides nobody needs to name one."""
+
+    def priced(name: str, batch: float) -> dict[str, Any]:
+        price = {"input": 10.0, "output": 10.0, "batch_input": batch, "batch_output": batch}
+        return {"name": name, "models": {"big": {"batch": "gpt-4.1", "price": price}}}
+
+    async with server(priced("dear", 2.0), priced("cheap", 1.0), prefer="cheapest") as house:
+        file = await house.upload(line("a"))
+        assert file.model_extra["tidemill_placement"]["provider"] == "cheap"
+
+
+async def test_where_is_the_clients_choice(server: Open, world: ProviderWorld) -> None:
+    """``local`` runs here although a provider could; an unknown word is refused; the answer's
+    header says where and why."""
+    async with server() as house:
+        raw = await house.client.files.with_raw_response.create(
+            file=("in.jsonl", line("a", model="echo")),
+            purpose="batch",
+            extra_headers={"X-Tidemill-Execution": "local"},
+        )
+        assert raw.headers["x-tidemill-placement"] == 'local; reason="the request asked for it"'
+        raw = await house.client.files.with_raw_response.create(
+            file=("in.jsonl", line("a")), purpose="batch"
+        )
+        assert raw.headers["x-tidemill-placement"].startswith("provider; name=up; reason=")
+        with pytest.raises(openai.BadRequestError):
+            await house.upload(line("a"), X_Tidemill_Execution="elsewhere")
+        with pytest.raises(openai.APIStatusError) as refused:
+            await house.upload(line("a", model="small"), X_Tidemill_Execution="local")
+        assert refused.value.code == "model_not_found"
