@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import anyio
 import msgspec
 from anyio.abc import TaskStatus
 
-from tidemill import clock
+from tidemill import access, clock
 from tidemill.backends.capability import Capability
 from tidemill.backends.dialects import Dialect, dialect_of
 from tidemill.backends.eligibility import MIXED, Eligibility
@@ -17,12 +17,14 @@ from tidemill.backends.ending import Takeover
 from tidemill.backends.ordinary import OrdinaryRoutes
 from tidemill.backends.placement import Candidate, Question, place
 from tidemill.backends.provider import Keep, ProviderBackend
+from tidemill.backends.routed import RoutedInference
+from tidemill.errors import Forbidden
 from tidemill.ports import Store
 from tidemill.providers import Provider, parse
 from tidemill.scheduler.reconciler import Reconciler
 from tidemill.scheduler.retry import Gate
 from tidemill.settings import Settings
-from tidemill.types import FileFacts, Upload
+from tidemill.types import FileFacts, Limits, Upload
 
 
 class Providers:
@@ -81,19 +83,38 @@ class Providers:
         """True when some provider has a batch name for the model."""
         return any(model in provider.batch_models() for provider in self.configured)
 
-    async def place(
-        self, facts: FileFacts, upload: Upload, runs_here: Callable[[str], bool]
-    ) -> FileFacts:
-        """The facts of a checked file with its placement. Raises as ``placement.place``."""
-        models = frozenset(facts.models)
+    async def place(self, facts: FileFacts, upload: Upload, here: RoutedInference) -> FileFacts:
+        """The facts of a checked file with its placement, as far as the key's limits allow.
+
+        ``here`` says what can be run from here, and where. Raises as ``placement.place``, and
+        ``Forbidden`` for a model that the key may use nowhere that serves it.
+        """
+        models, limits = frozenset(facts.models), upload.principal.limits
         candidates: tuple[Candidate, ...] = ()
         if facts.checked and upload.execution != "local":
-            candidates = await self._candidates(models)
+            candidates = await self._candidates(models, limits)
         elif upload.provider is not None:
-            candidates = tuple(Candidate(name=name) for name in self.dialects)
+            candidates = tuple(
+                Candidate(name=name, permitted=access.uses(limits, name)) for name in self.dialects
+            )
+        runs_here = frozenset(
+            model
+            for model in models
+            if here.knows(model) and access.permits(limits, model, here.where(model))
+        )
+        served = runs_here.union(*(candidate.batches for candidate in candidates))
+        withheld = sorted(
+            m for m in models - served if here.knows(m) or (candidates and self.batches(m))
+        )
+        if withheld:
+            raise Forbidden(
+                f"This key may not use the model '{withheld[0]}' where it is served.",
+                param="body.model",
+                code="model_not_permitted",
+            )
         question = Question(
             models=models,
-            runs_here=frozenset(model for model in models if runs_here(model)),
+            runs_here=runs_here,
             candidates=candidates,
             execution=upload.execution,
             provider=upload.provider,
@@ -101,7 +122,9 @@ class Providers:
         )
         return msgspec.structs.replace(facts, placement=place(question))
 
-    async def _candidates(self, models: frozenset[str]) -> tuple[Candidate, ...]:
+    async def _candidates(
+        self, models: frozenset[str], limits: Sequence[Limits]
+    ) -> tuple[Candidate, ...]:
         found: dict[str, Candidate] = {}
 
         async def ask(provider: Provider) -> None:
@@ -109,8 +132,13 @@ class Providers:
             refused = await self.eligibility.refused(provider.name)
             found[provider.name] = Candidate(
                 name=provider.name,
+                permitted=access.uses(limits, provider.name),
                 verdict=verdict.state,
-                batches=provider.batch_models(),
+                batches=frozenset(
+                    model
+                    for model in provider.batch_models()
+                    if access.permits(limits, model, provider.name)
+                ),
                 refused=refused - {MIXED},
                 one_model=MIXED in refused,
                 price=_price(provider, models),

@@ -102,7 +102,7 @@ async def running(settings: Settings) -> AsyncGenerator[Server]:
                 knows=lambda model: inference.knows(model) or providers.batches(model),
                 max_bytes=settings.max_batch_file_bytes,
                 max_lines=settings.max_batch_requests,
-                place=partial(providers.place, runs_here=inference.knows),
+                place=partial(providers.place, here=inference),
             )
             remote = providers.open_backends(local.accept, local.take_over)
             tokens = IssuedTokens(settings, store) if settings.oidc_issuer else None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
 import pytest
 from worlds.house import Open, line
 from worlds.provider import ProviderWorld
+
+from tidemill.errors import TidemillError
+from tidemill.types import Limits, NewFile, Principal, Upload
 
 pytestmark = pytest.mark.anyio
 
@@ -100,3 +104,33 @@ async def test_where_is_the_clients_choice(server: Open, world: ProviderWorld) -
         with pytest.raises(openai.APIStatusError) as refused:
             await house.upload(line("a", model="small"), X_Tidemill_Execution="local")
         assert refused.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        (Limits(), "up"),
+        (Limits(models=("echo",)), "up"),
+        (Limits(providers={"up": ("echo",)}), "up"),
+        (Limits(providers={"local": ("*",)}), "local"),
+        (Limits(providers={"up": ("other",), "local": ("*",)}), "local"),
+        (Limits(providers={"up": ("other",)}), "403 model_not_permitted"),
+    ],
+)
+async def test_a_keys_limits_decide_with(
+    server: Open, world: ProviderWorld, limits: Limits, expected: str
+) -> None:
+    """A provider that the key may not use for the model is no candidate."""
+    async with server() as house:
+        who = Principal(owner="o", name="n", limits=(limits,))
+        upload = Upload(new=NewFile(owner="o", filename="in.jsonl"), body=_one(), principal=who)
+        try:
+            file = await house.server.services.backends.accept(upload)
+            found = file.facts.placement.backend
+        except TidemillError as error:
+            found = f"{error.status} {error.code}"
+        assert found == expected
+
+
+async def _one() -> AsyncIterator[bytes]:
+    yield line("a", model="echo")
