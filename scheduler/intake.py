@@ -37,7 +37,7 @@ class Intake:
         max_lines: int = _NO_LIMIT,
     ) -> None:
         self._store = store
-        self._pool = pool
+        self.pool = pool
         self._knows = knows
         self._max_lines = max_lines
 
@@ -59,19 +59,19 @@ class Intake:
                     param="input_file_id",
                 ),
             )
-        if not self._pool.fits_ever(file.facts.lines):
+        if not self.pool.fits_ever(file.facts.lines):
             return await self._fail(
                 batch,
                 reserved or 0,
                 Problem(
                     code="capacity_exceeded",
                     message=f"The batch has {file.facts.lines} lines, more than the "
-                    f"{self._pool.capacity} that the intake pool can hold. Split the file.",
+                    f"{self.pool.capacity} that the intake pool can hold. Split the file.",
                 ),
             )
         if reserved is None:
             reserved = file.facts.lines
-            self._pool.reserved += reserved  # it had its place before the restart
+            self.pool.reserved += reserved  # it had its place before the restart
         try:
             total, model = await self._add(batch, file)
         except InvalidFile as error:
@@ -82,8 +82,8 @@ class Intake:
         await self._store.batches.model(batch.seq, model, total)
         crash_point("batch.read.before_start")
         moved = await self._store.batches.move(batch.seq, _VALIDATING, BatchStatus.IN_PROGRESS)
-        self._pool.release(reserved)
-        self._pool.add(total)
+        self.pool.release(reserved)
+        self.pool.add(total)
         return moved or await self._store.batches.get(batch.id, None)
 
     async def _add(self, batch: BatchRecord, file: FileRecord) -> tuple[int, str | None]:
@@ -118,7 +118,7 @@ class Intake:
         self, batch: BatchRecord, reserved: int, *problems: Problem
     ) -> BatchRecord | None:
         """Fail the batch; one that is being cancelled goes on towards its end instead."""
-        self._pool.release(reserved)
+        self.pool.release(reserved)
         moved = await self._store.batches.move(
             batch.seq, _VALIDATING, BatchStatus.FAILED, problems=problems
         )
