@@ -11,7 +11,7 @@ from litestar.params import FromPath
 from tidemill import wire
 from tidemill.access import BATCH
 from tidemill.errors import BadRequest, NotFound
-from tidemill.handlers import creation
+from tidemill.handlers import allowance, creation, estimation, trail
 from tidemill.handlers.deps import Connection, Incoming, body, principal, services, whole_number
 from tidemill.types import BatchRecord, FileRecord, NewBatch, Page
 
@@ -40,6 +40,15 @@ async def create_batch(request: Incoming) -> dict[str, Any]:
             code="invalid_request",
         )
     _check_file(file, asked.endpoint)
+    allowance.batch(given, who, file)
+    hold = await estimation.reservation(
+        given,
+        file,
+        asked.endpoint,
+        asked.params,
+        hold=asked.hold,
+        max_cost=asked.max_cost,
+    )
     backend = given.backends.named(file.facts.placement.backend)
     batch = await backend.open(
         NewBatch(
@@ -55,8 +64,11 @@ async def create_batch(request: Incoming) -> dict[str, Any]:
             idempotency_key=idempotency_key,
             retried=_retried(request),
             allow_duplicate=given.settings.allow_duplicate_batches,
+            max_cost=asked.max_cost,
+            hold=hold,
         )
     )
+    await trail.note(request, "batch.created", batch.id)
     return wire.batch_object(batch)
 
 
@@ -85,7 +97,9 @@ async def cancel_batch(request: Incoming, batch_id: FromPath[str]) -> dict[str, 
     """Begin to cancel. The body is empty, whatever its content type says, and is not read."""
     batch = await owned_batch(request, batch_id)
     backend = services(request).backends.named(batch.placement.backend)
-    return wire.batch_object(await backend.cancel(batch))
+    cancelled = await backend.cancel(batch)
+    await trail.note(request, "batch.cancelled", batch.id)
+    return wire.batch_object(cancelled)
 
 
 ROUTES = (create_batch, list_batches, retrieve_batch, cancel_batch)

@@ -13,6 +13,7 @@ import msgspec
 
 from tidemill.errors import BadRequest
 from tidemill.handlers.expiry import expires_after_s
+from tidemill.prices import micro
 from tidemill.types import BatchParams, Record
 from tidemill.wire import ENDPOINTS, canonical_endpoint
 
@@ -31,6 +32,10 @@ class Creation(Record, frozen=True, kw_only=True):
     metadata: dict[str, str] | None
     output_expires_after_s: int | None
     params: BatchParams
+    max_cost: int | None = None
+    """Micro-units."""
+    hold: bool = False
+    """Reserve the estimated cost."""
 
 
 def parse(body: bytes) -> Creation:
@@ -65,6 +70,8 @@ def parse(body: bytes) -> Creation:
             else expires_after_s("output_expires_after", fields["output_expires_after"])
         ),
         params=_params(fields),
+        max_cost=_amount(fields, "max_cost"),
+        hold=_hold(fields),
     )
 
 
@@ -131,6 +138,30 @@ def _metadata(value: Any) -> dict[str, str] | None:
     return value
 
 
+def _amount(fields: dict[str, Any], name: str) -> int | None:
+    """An amount of currency, as a number or, for who wants it exact, as a text."""
+    value = fields.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise _wrong_type(name, "a number", value)
+    try:
+        return micro(value if isinstance(value, int) else str(value))
+    except ValueError as exc:
+        raise BadRequest(f"Invalid value for '{name}': {exc}.", param=name) from None
+
+
+def _hold(fields: dict[str, Any]) -> bool:
+    value = fields.get("hold")
+    if value is None:
+        return False
+    if value != "estimate":
+        raise BadRequest(
+            "Invalid value for 'hold'. Supported values are: 'estimate'.", param="hold"
+        )
+    return True
+
+
 def _params(fields: dict[str, Any]) -> BatchParams:
     return BatchParams(
         max_decoding_length=_integer(fields, "max_decoding_length", 1),
@@ -149,7 +180,7 @@ def _integer(fields: dict[str, Any], name: str, low: int) -> int | None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise _wrong_type(name, "an integer", value)
     if not low <= value < 2**31:
-        raise BadRequest(f"Invalid value for '{name}': expected at least {low}.", param=name)
+        raise BadRequest(f"Invalid value for '{name}': expected {low} to {2**31 - 1}.", param=name)
     return value
 
 

@@ -11,7 +11,7 @@ from litestar.params import FromPath
 from tidemill import wire
 from tidemill.access import BATCH
 from tidemill.errors import BadRequest, NotFound, TooLarge
-from tidemill.handlers import allowance
+from tidemill.handlers import allowance, trail
 from tidemill.handlers.deps import Connection, Incoming, principal, services, whole_number
 from tidemill.handlers.form import UploadForm
 from tidemill.types import FileRecord, NewFile, Page, Placement, Upload
@@ -55,6 +55,7 @@ async def upload_file(request: Incoming) -> Response[dict[str, Any]]:
             expiry=form.expiry,
         )
     )
+    await trail.note(request, "file.created", file.id)
     return Response(
         wire.file_object(file),
         status_code=200,
@@ -96,6 +97,7 @@ async def delete_file(request: Incoming, file_id: FromPath[str]) -> dict[str, An
     known = _ID.fullmatch(file_id)
     if not known or not await services(request).store.files.delete(file_id, who.owner):
         raise no_such_file(file_id)
+    await trail.note(request, "file.deleted", file_id)
     return {"id": file_id, "object": "file", "deleted": True}
 
 

@@ -11,6 +11,7 @@ import msgspec
 from tidemill.budgets import BYTES_PER_TOKEN
 from tidemill.lines import Splitter, Text
 from tidemill.types import BatchParams, Record, Usage
+from tidemill.wire import canonical_endpoint
 
 DEFAULT_OUTPUT = 512
 """Output tokens of a request that sets no limit."""
@@ -30,6 +31,7 @@ class Wanted(msgspec.Struct):
 
 class _Line(msgspec.Struct):
     body: msgspec.Raw = msgspec.Raw()
+    url: object = None
 
 
 _wanted = msgspec.json.Decoder(Wanted)
@@ -60,13 +62,17 @@ def of_body(body: bytes, endpoint: str, params: BatchParams | None = None) -> tu
     )
 
 
-def of_line(line: bytes, endpoint: str, params: BatchParams | None = None) -> tuple[str, Usage]:
-    """The same for a line of an input file."""
+def of_line(
+    line: bytes, endpoint: str | None, params: BatchParams | None = None
+) -> tuple[str, Usage]:
+    """The same for a line of an input file; without an endpoint the line's own url counts."""
     try:
-        body = bytes(_line.decode(line).body)
+        found = _line.decode(line)
     except (ValueError, RecursionError):
         return "", Usage()
-    return of_body(body, endpoint, params)
+    if endpoint is None:
+        endpoint = canonical_endpoint(found.url) or "" if isinstance(found.url, str) else ""
+    return of_body(bytes(found.body), endpoint, params)
 
 
 def _whole(value: object) -> bool:
@@ -83,7 +89,7 @@ class Demand(Record, frozen=True, kw_only=True):
 class Tally:
     """Adds up an input file by model as it passes by."""
 
-    def __init__(self, endpoint: str, params: BatchParams | None = None) -> None:
+    def __init__(self, endpoint: str | None, params: BatchParams | None = None) -> None:
         self._endpoint, self._params = endpoint, params
         self._splitter = Splitter()
         self._sums: dict[str, list[int]] = {}

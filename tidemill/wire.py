@@ -15,6 +15,7 @@ import msgspec
 
 from tidemill import ids
 from tidemill.errors import TidemillError
+from tidemill.prices import shown
 from tidemill.types import Answer, BatchRecord, BatchStatus, FileRecord, Outcome, Problem, Refusal
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
@@ -122,6 +123,12 @@ def batch_object(batch: BatchRecord) -> dict[str, Any]:
         "logos_execution": "logos" if local else "provider",
         "lines_rerun": batch.lines_rerun,
     }
+    if batch.cost or batch.held or batch.max_cost is not None:
+        body["tidemill_cost"] = {
+            "amount": shown(batch.cost),
+            "held": shown(batch.held),
+            "max_cost": None if batch.max_cost is None else shown(batch.max_cost),
+        }
     if batch.problems and batch.status is BatchStatus.FAILED:
         first = batch.problems[0]
         # BatchGen's clients read one error of the batch as a whole from here.

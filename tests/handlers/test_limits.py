@@ -1,0 +1,228 @@
+"""What keys, teams and users may do, seen from outside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.handlers.principals import account, key, seen_by
+from tests.handlers.world import Open, World, line
+from tidemill.types import Account, Limits
+
+pytestmark = pytest.mark.anyio
+
+CHAT = {"model": "echo", "messages": [{"role": "user", "content": "hi there"}]}
+
+
+@pytest.fixture
+def priced(tmp_path: Path) -> dict[str, str]:
+    """Settings under which the echo model costs one micro-unit a token."""
+    path = tmp_path / "prices.toml"
+    path.write_text('[models."local/echo"]\ninput = 1\noutput = 1\n', encoding="utf-8")
+    return {"prices": str(path)}
+
+
+def _code(answer: object) -> tuple[int, str | None]:
+    return answer.status_code, answer.json()["error"]["code"]  # type: ignore[attr-defined]
+
+
+class TestModels:
+    async def test_a_line_of_a_model_that_is_not_permitted_fails_the_upload(
+        self, world: World
+    ) -> None:
+        """403 with the line, and nothing is kept."""
+        secret, _ = await key(world, limits=Limits(models=("other",)))
+        async with seen_by(world, secret) as mine:
+            answer = await mine.client.post(
+                "/v1/files",
+                data={"purpose": "batch"},
+                files={"file": ("in.jsonl", b"\n" + line("b"))},
+            )
+            assert _code(answer) == (403, "model_not_permitted")
+            [problem] = [p for p in answer.json()["error"]["errors"]["data"] if p["line"] == 2]
+            assert problem["code"] == "model_not_permitted"
+            assert (await mine.client.get("/v1/files")).json()["data"] == []
+
+    async def test_a_key_narrowed_after_the_upload_cannot_create(self, world: World) -> None:
+        """The permission is asked again, as it is now."""
+        secret, record = await key(world)
+        async with seen_by(world, secret) as mine:
+            file = await mine.upload()
+            await world.services.store.keys.change(record.id, limits=Limits(models=()))
+            answer = await mine.client.post(
+                "/v1/batches",
+                json={
+                    "input_file_id": file["id"],
+                    "endpoint": "/v1/chat/completions",
+                    "completion_window": "24h",
+                },
+            )
+            assert _code(answer) == (403, "model_not_permitted")
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_an_interactive_request_needs_the_model_too(
+        self, world: World, stream: bool
+    ) -> None:
+        """In the body or in the URL, streamed or not."""
+        secret, _ = await key(world, limits=Limits(models=("other",)))
+        async with seen_by(world, secret) as mine:
+            body = {**CHAT, "stream": stream}
+            for path in ("/v1", "/openai/deployments/echo"):
+                answer = await mine.client.post(f"{path}/chat/completions", json=body)
+                assert _code(answer) == (403, "model_not_permitted")
+
+
+class TestScopes:
+    async def test_a_key_does_only_what_it_is_for(self, world: World) -> None:
+        """A batch key does not chat, an inference key makes no batch."""
+        for scope, chat, files in (("batch", 403, 200), ("inference", 200, 403)):
+            secret, _ = await key(world, scopes=frozenset({scope}))
+            async with seen_by(world, secret) as mine:
+                assert (
+                    await mine.client.post("/v1/chat/completions", json=CHAT)
+                ).status_code == chat
+                assert (await mine.client.get("/v1/files")).status_code == files
+                assert (await mine.client.get("/v1/models")).status_code == 200
+
+
+class TestAccounts:
+    async def test_a_closed_team_ends_its_keys(self, world: World) -> None:
+        """At once, with a 401 that says so."""
+        team = await account(world, "team", "closing", Limits())
+        secret, _ = await key(world, team=team)
+        async with seen_by(world, secret) as mine:
+            assert (await mine.client.get("/v1/files")).status_code == 200
+            await world.services.store.accounts.close(team.id)
+            answer = await mine.client.get("/v1/files")
+            assert answer.status_code == 401
+            assert "team" in answer.json()["error"]["message"]
+
+    async def test_keys_of_a_team_share_and_personal_keys_do_not(self, world: World) -> None:
+        """One user's two keys are two owners; two keys of a team are one."""
+        team = await account(world, "team", "sharing", Limits())
+        user: Account = await account(world, "user", "one", Limits())
+        made = [await key(world, team=team), await key(world, team=team, user=user)]
+        personal = [await key(world, user=user), await key(world, user=user), await key(world)]
+        async with seen_by(world, made[0][0]) as mine:
+            file = await mine.upload()
+        for (secret, _), status in zip(made + personal, [200, 200, 404, 404, 404], strict=True):
+            async with seen_by(world, secret) as other:
+                assert (await other.client.get(f"/v1/files/{file['id']}")).status_code == status
+
+    async def test_last_use_is_noted(self, world: World) -> None:
+        """Once for many requests."""
+        secret, record = await key(world)
+        async with seen_by(world, secret) as mine:
+            for _ in range(3):
+                await mine.client.get("/v1/files")
+        grant = await world.services.store.accounts.grant(record.id)
+        assert grant is not None
+        assert grant.key.last_used_at is not None
+
+
+class TestPace:
+    async def test_interactive_requests_are_counted_and_batch_lines_are_not(
+        self, world: World
+    ) -> None:
+        """A batch of many lines leaves the minute's requests untouched."""
+        secret, _ = await key(world, limits=Limits(requests_per_minute=2))
+        async with seen_by(world, secret) as mine:
+            batch = await mine.create(b"".join(line(f"c{n}") for n in range(20)))
+            assert (await mine.finished(batch["id"]))["request_counts"]["completed"] == 20
+            answers = [await mine.client.post("/v1/chat/completions", json=CHAT) for _ in range(3)]
+            assert [answer.status_code for answer in answers] == [200, 200, 429]
+            assert _code(answers[2]) == (429, "rate_limit_exceeded")
+            assert 1 <= int(answers[2].headers["retry-after"]) <= 60
+
+    async def test_a_team_shares_its_tokens(self, world: World) -> None:
+        """What one key used the other one waits for."""
+        team = await account(world, "team", "pacing", Limits(tokens_per_minute=1))
+        first, second = await key(world, team=team), await key(world, team=team)
+        async with seen_by(world, first[0]) as mine:
+            assert (await mine.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+        async with seen_by(world, second[0]) as other:
+            answer = await other.client.post("/v1/chat/completions", json=CHAT)
+            assert _code(answer) == (429, "rate_limit_exceeded")
+
+
+class TestStorage:
+    async def test_a_full_quota_takes_no_file(self, world: World) -> None:
+        """Until something is deleted."""
+        secret, _ = await key(world, limits=Limits(storage_bytes=10))
+        async with seen_by(world, secret) as mine:
+            file = await mine.upload()
+            answer = await mine.client.post(
+                "/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", line())}
+            )
+            assert _code(answer) == (403, "storage_quota_exceeded")
+            await mine.client.delete(f"/v1/files/{file['id']}")
+            await mine.upload()
+
+
+class TestMoney:
+    async def test_who_is_over_budget_gets_402(
+        self, open_world: Open, priced: dict[str, str]
+    ) -> None:
+        """Create and interactive requests alike; the SDK is told not to repeat."""
+        async with open_world(**priced) as world:
+            team = await account(world, "team", "t", Limits(monthly_budget=1))
+            secret, _ = await key(world, team=team)
+            async with seen_by(world, secret) as mine:
+                file = await mine.upload()
+                first = await mine.client.post("/v1/chat/completions", json=CHAT)
+                assert first.status_code == 200
+                for answer in (
+                    await mine.client.post("/v1/chat/completions", json=CHAT),
+                    await mine.client.post(
+                        "/v1/batches",
+                        json={
+                            "input_file_id": file["id"],
+                            "endpoint": "/v1/chat/completions",
+                            "completion_window": "24h",
+                        },
+                    ),
+                ):
+                    assert _code(answer) == (402, "budget_exceeded")
+                    assert answer.headers["x-should-retry"] == "false"
+                assert (await mine.client.get("/v1/batches")).json()["data"] == []
+
+    async def test_a_batch_stops_at_its_cap(self, open_world: Open, priced: dict[str, str]) -> None:
+        """Every line has its row: those that ran, and those that could have crossed."""
+        async with open_world(**priced) as world:
+            secret, _ = await key(world)
+            async with seen_by(world, secret) as mine:
+                data = b"".join(line(f"c{n}") for n in range(6))
+                batch = await mine.create(data, max_cost="0.000529", hold="estimate")
+                assert batch["tidemill_cost"]["max_cost"] == "0.000529"
+                assert batch["tidemill_cost"]["held"] == "0.000529"
+                ended = await mine.finished(batch["id"])
+                counts = ended["request_counts"]
+                assert counts["completed"] + counts["failed"] == counts["total"] == 6
+                # A line without a limit may cost 512 tokens and its prompt; it costs two.
+                assert counts["completed"] == 1
+                assert ended["tidemill_cost"]["held"] == "0.00"
+                assert float(ended["tidemill_cost"]["amount"]) <= 0.000529
+                errors = await mine.client.get(f"/v1/files/{ended['error_file_id']}/content")
+                assert errors.text.count('"budget_exceeded"') == counts["failed"]
+                used = ended["usage"]["total_tokens"]
+                assert round(float(ended["tidemill_cost"]["amount"]) * 10**6) == used
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [("max_cost", -1), ("max_cost", "much"), ("max_cost", True), ("hold", "all"), ("hold", 1)],
+    )
+    async def test_a_wrong_amount_is_named(self, world: World, field: str, value: object) -> None:
+        """400 with the field."""
+        file = await world.upload()
+        answer = await world.client.post(
+            "/v1/batches",
+            json={
+                "input_file_id": file["id"],
+                "endpoint": "/v1/chat/completions",
+                "completion_window": "24h",
+                field: value,
+            },
+        )
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == field
