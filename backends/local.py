@@ -12,6 +12,7 @@ from tidemill.ports import FileDraft, Store
 from tidemill.scheduler.runner import Runner
 from tidemill.scheduler.states import CANCELLABLE
 from tidemill.types import (
+    TERMINAL,
     BatchRecord,
     BatchStatus,
     FileFacts,
@@ -84,7 +85,10 @@ class LocalBackend:
         except BaseException:
             self._runner.intake_pool.release(reserved)
             raise
-        self._runner.opened(batch, reserved)
+        if batch.status in TERMINAL:  # the answer to a repeated create: there is nothing to run
+            self._runner.intake_pool.release(reserved)
+        else:
+            self._runner.opened(batch, reserved)
         return batch
 
     def take_over(self, batch: BatchRecord, queued: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from tidemill import ids
 from tidemill.crash import crash_point
-from tidemill.errors import DuplicateActiveBatch, InvariantBroken, NotFound
+from tidemill.errors import BadRequest, DuplicateActiveBatch, InvariantBroken, NotFound
 from tidemill.scheduler.states import STAMPS, sources
 from tidemill.storage import money
 from tidemill.storage.files import ENDS
@@ -32,6 +32,12 @@ _Q = load("batches")
 _F = load("files")
 
 _STAMPS = dict.fromkeys(STAMPS.values())
+
+_REPEATED_WITHIN_S = 1_260
+"""The SDKs wait 600 s for an answer and send a request twice again, after short pauses."""
+
+_REPEATED_AMONG = 1_000
+"""Of so many newest batches of an owner: the search must not hold up the writer."""
 
 
 class SqliteBatches:
@@ -136,7 +142,7 @@ def _open(tx: Tx, new: NewBatch) -> BatchRecord:
     if new.idempotency_key is not None:
         first = tx.one(_Q["by_idempotency_key"], {"owner": new.owner, "key": new.idempotency_key})
         if first is not None:
-            return batch_record(first)
+            return _same(batch_record(first), new)
     if tx.one(_Q["readable_input"], {"seq": new.file.seq, "now": tx.now_s}) is None:
         raise NotFound(f"No such File object: {new.file.id}", param="input_file_id")
     active = tx.one(_Q["active_of_file"], {"seq": new.file.seq})
@@ -149,6 +155,8 @@ def _open(tx: Tx, new: NewBatch) -> BatchRecord:
                 "wait for its end or cancel it.",
                 param="input_file_id",
             )
+    elif new.retried and (first := _lost(tx, new)) is not None:
+        return first
     cursor = tx.run(
         _Q["insert"],
         {
@@ -175,6 +183,43 @@ def _open(tx: Tx, new: NewBatch) -> BatchRecord:
     crash_point("batch.open.before_commit")
     tx.after.append("batch.open.after_commit")
     return batch_record(tx.one(_Q["by_seq"], {"seq": seq}))
+
+
+def _same(first: BatchRecord, new: NewBatch) -> BatchRecord:
+    """The batch that an idempotency key made, if the request is the one that made it. Raises
+    ``BadRequest``: to answer with a batch of other input would be to lose this one in silence."""
+    if not _alike(first, new):
+        raise BadRequest(
+            f"This Idempotency-Key was used for batch {first.id}, which was asked for with other "
+            "parameters; send a new key.",
+            param="Idempotency-Key",
+            code="idempotency_key_reused",
+        )
+    return first
+
+
+def _lost(tx: Tx, new: NewBatch) -> BatchRecord | None:
+    """The batch whose answer the client did not get: a short one may have completed before the SDK
+    sent the request again. One that ended otherwise did not do the work, and is no answer."""
+    values = {
+        "owner": new.owner,
+        "seq": new.file.seq,
+        "since": tx.now_s - _REPEATED_WITHIN_S,
+        "n": _REPEATED_AMONG,
+    }
+    row = tx.one(_Q["just_completed"], values)
+    record = None if row is None else batch_record(row)
+    return record if record is not None and _alike(record, new) else None
+
+
+def _alike(first: BatchRecord, new: NewBatch) -> bool:
+    return (
+        first.input_file_id == new.file.id
+        and first.endpoint == new.endpoint
+        and first.metadata == new.metadata
+        and first.params == new.params
+        and first.output_expires_after_s == new.output_expires_after_s
+    )
 
 
 def _move(tx: Tx, row: sqlite3.Row, to: BatchStatus, problems: Sequence[Problem]) -> BatchRecord:

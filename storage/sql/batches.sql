@@ -13,6 +13,11 @@ WHERE input_file_seq = :seq
 AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling', 'expiring')
 ORDER BY seq LIMIT 1;
 
+-- name: just_completed
+SELECT * FROM (SELECT * FROM batches WHERE owner = :owner ORDER BY seq DESC LIMIT :n)
+WHERE input_file_seq = :seq AND created_at >= :since AND status = 'completed'
+ORDER BY seq DESC LIMIT 1;
+
 -- name: insert
 INSERT INTO batches (
     id, owner, key_id, input_file_id, input_file_seq, endpoint, completion_window, created_at,

@@ -22,7 +22,7 @@ from tests.storage.world import (
     settlement,
     upload,
 )
-from tidemill.errors import DuplicateActiveBatch, InvariantBroken, NotFound
+from tidemill.errors import BadRequest, DuplicateActiveBatch, InvariantBroken, NotFound
 from tidemill.ports import Store
 from tidemill.scheduler.states import BATCH_MOVES, STAMPS, allowed
 from tidemill.types import (
@@ -97,8 +97,26 @@ async def test_a_repeated_create_gives_the_first_batch(store: Store) -> None:
     await store.batches.move(first.seq, frozenset({S.VALIDATING}), S.FAILED)
     assert (await store.batches.open(new_batch(file, idempotency_key="k"))).id == first.id
     assert (await store.batches.open(new_batch(file, retried=True))).id != first.id
+    with pytest.raises(BadRequest, match=first.id):
+        await store.batches.open(new_batch(file, idempotency_key="k", metadata={"a": "b"}))
     theirs = await upload(store, [b"{}\n"], owner="bob")
     assert (await store.batches.open(new_batch(theirs, idempotency_key="k"))).id != first.id
+
+
+async def test_a_create_whose_answer_was_lost(store: Store, clock: Hand) -> None:
+    """A batch may complete before its create is sent again: it is the answer still. Long after, or
+    asked for otherwise, or without the SDK's mark, the same file makes another one."""
+    file = await upload(store, [b"{}\n"])
+    first = await store.batches.open(new_batch(file))
+    for frm, to in ((S.VALIDATING, S.IN_PROGRESS), (S.IN_PROGRESS, S.FINALIZING)):
+        await store.batches.move(first.seq, frozenset({frm}), to)
+    await store.batches.move(first.seq, frozenset({S.FINALIZING}), S.COMPLETED)
+    assert (await store.batches.open(new_batch(file, retried=True))).id == first.id
+    other = await store.batches.open(new_batch(file, retried=True, metadata={"a": "b"}))
+    assert other.id != first.id
+    await store.batches.move(other.seq, frozenset({S.VALIDATING}), S.FAILED)
+    clock.now += 3600
+    assert (await store.batches.open(new_batch(file, retried=True))).id != first.id
 
 
 async def test_parallel_creates_agree(store: Store) -> None:
