@@ -1,0 +1,108 @@
+"""kill -9 on the way to a provider and back: no orphan runs unseen, nothing is settled twice."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import httpx
+import pytest
+from openai import APIConnectionError, OpenAI
+from openai.types import Batch
+
+from tests.worlds.provider import API_KEY, ProviderWorld
+from tests.worlds.server import Server
+
+LINES = 900
+POINTS = (
+    "upstream.keep_batch.before_commit",  # our row is there, the intent is not
+    "upstream.keep_batch.after_commit",  # the intent is there, the provider was not asked
+    "provider.create.after_answer",  # it runs there, and we do not know its id
+    "upstream.keep_batch.before_commit:2",
+    "upstream.keep_batch.after_commit:2",
+    "upstream.settle.before_commit:2",
+    "upstream.settle.after_commit",
+    "batch.end.before_commit",
+    "batch.end.after_commit",
+)
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[ProviderWorld]:
+    with ProviderWorld() as world:
+        yield world
+
+
+@pytest.fixture
+def world(process: ProviderWorld) -> ProviderWorld:
+    process.reset()
+    return process
+
+
+def _input() -> bytes:
+    body = {"model": "big", "messages": [{"role": "user", "content": "hi"}]}
+    lines = (
+        {"custom_id": str(no), "method": "POST", "url": "/v1/chat/completions", "body": body}
+        for no in range(LINES)
+    )
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def _client(server: Server) -> OpenAI:
+    return OpenAI(base_url=f"{server.base_url}/v1", api_key="-", max_retries=0, timeout=20)
+
+
+def _ended(client: OpenAI, id: str) -> Batch:
+    for _ in range(1000):
+        batch = client.batches.retrieve(id)
+        if batch.status in ("completed", "failed", "cancelled", "expired"):
+            return batch
+        time.sleep(0.02)
+    pytest.fail(f"stuck: {batch}")
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_here_the_batch_is_adopted(world: ProviderWorld, point: str) -> None:
+    """After a restart the provider has one batch, and each line is here once."""
+    table = {
+        "name": "up",
+        "kind": "openai",
+        "base_url": world.url + "/v1",
+        "api_key_env": "UP_KEY",
+        "models": {"big": "gpt-4.1"},
+    }
+    env = {"UP_KEY": API_KEY, "TIDEMILL_CRASH_AT": point}
+    settings = {"providers": json.dumps([table]), "provider_refresh_s": 0, "log_level": "warning"}
+    with Server(env=env, **settings) as server:
+        with suppress(APIConnectionError, httpx.HTTPError):
+            client = _client(server)
+            file = client.files.create(file=("in.jsonl", _input()), purpose="batch")
+            batch = client.batches.create(
+                input_file_id=file.id,
+                endpoint="/v1/chat/completions",
+                completion_window="24h",
+            )
+            _ended(client, batch.id)
+        for _ in range(500):
+            if server.returncode is not None:
+                break
+            time.sleep(0.02)
+        assert server.returncode == -9
+
+        del server.env["TIDEMILL_CRASH_AT"]
+        server.restart()
+        client = _client(server)
+        (batch,) = client.batches.list().data
+        batch = _ended(client, batch.id)
+        assert batch.status == "completed"
+        assert batch.request_counts is not None
+        assert batch.request_counts.completed == batch.request_counts.total == LINES
+        assert batch.output_file_id is not None
+        content = client.files.content(batch.output_file_id).read()
+        ids = [json.loads(row)["custom_id"] for row in content.splitlines()]
+        assert sorted(ids, key=int) == [str(no) for no in range(LINES)]
+    state = world.state()
+    (there,) = state["batches"].values()
+    assert there["metadata"]["tidemill_batch"] == batch.id
