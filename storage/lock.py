@@ -6,7 +6,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from tidemill.errors import StoreBusy
+from tidemill.errors import SettingsError, StoreBusy
 
 LOCK = "tidemill.lock"
 
@@ -25,10 +25,17 @@ class StoreLock:
     def take(self) -> None:
         """Create the storage path where it is missing and lock it.
 
-        Raises ``StoreBusy``, naming the path and the process that has it.
+        Raises ``StoreBusy``, naming the path and the process that has it, and ``SettingsError`` for
+        a path that cannot be a store.
         """
-        self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fd = os.open(self._path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            fd = os.open(self._path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as exc:
+            raise SettingsError(
+                f"Cannot use {self._path} (setting 'storage_path') as a folder for the store: "
+                f"{exc.strerror}."
+            ) from exc
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

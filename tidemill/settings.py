@@ -10,6 +10,7 @@ with one sentence that names it.
 
 from __future__ import annotations
 
+import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -329,18 +330,29 @@ def load(
             values[name], sources[name] = value, "flag"
 
     for name, value in values.items():
-        _check(name, value, sources[name])
+        _check(table[name], value, sources[name])
     settings = msgspec.convert(values, Settings, strict=False)
     providers.parse(settings.providers, azure_api_version=settings.azure_batch_api_version)
     return Loaded(settings, {name: sources.get(name, "default") for name in table})
 
 
-def _check(name: str, value: Any, source: str) -> None:
+def _check(row: Row, value: Any, source: str) -> None:
     """Convert one value alone, so that the error can name the setting and where it came from."""
     try:
-        msgspec.convert({name: value}, Settings, strict=False)
+        converted = getattr(msgspec.convert({row.name: value}, Settings, strict=False), row.name)
+        reason = _trouble(row, converted)
     except msgspec.ValidationError as exc:
         reason = str(exc).split(" - at")[0]
-        raise SettingsError(
-            f"Bad value {value!r} for setting '{name}' ({source}): {reason}."
-        ) from exc
+    if reason is not None:
+        shown = "" if row.secret else f" {value!r}"
+        raise SettingsError(f"Bad value{shown} for setting '{row.name}' ({source}): {reason}.")
+
+
+def _trouble(row: Row, value: Any) -> str | None:
+    """What a type cannot say."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "Expected a finite number"
+    # A variable that names nothing ("$A,$B" with neither set) would open the server to everybody.
+    if row.name in ("api_keys", "admin_key") and value and not value.replace(",", " ").strip():
+        return "There is no key in it"
+    return None

@@ -167,7 +167,10 @@ def test_settings_say_where_each_value_comes_from(
         (["serve", "--no-such-thing"], {}, "--no-such-thing"),
         (["settings"], {"TIDEMILL_SLOTS": "many"}, "TIDEMILL_SLOTS"),
         (["settings"], {"TIDEMILL_TYPO": "1"}, "TIDEMILL_TYPO"),
+        (["settings"], {"TIDEMILL_DRAIN_SECONDS": "inf"}, "drain_seconds"),
         (["serve", "--config", "none.toml"], {}, "none.toml"),
+        (["serve", "--engine", "echo", "--storage-path", "/dev/null/x"], {}, "storage_path"),
+        (["migrate", "--storage-path", "/dev/null/x"], {}, "storage_path"),
         (["serve", "--host", "0.0.0.0", "--engine", "echo", "--port", "0"], {}, "--insecure"),
         (["nonsense"], {}, "nonsense"),
         (["batches", "create", "file-1", "--metadata", "x"], {}, "--metadata"),
@@ -190,6 +193,38 @@ def test_a_bad_setting_stops_with_one_sentence(
     assert named in done.stderr
     assert "Traceback" not in done.stderr
     assert len([line for line in done.stderr.splitlines() if "Error: " in line]) == 1
+
+
+@pytest.mark.parametrize("name", ["TIDEMILL_API_KEYS", "TIDEMILL_ADMIN_KEY"])
+@pytest.mark.parametrize("value", [",", " ", " , ,"])
+def test_keys_that_are_none_open_no_server(tmp_path: Path, name: str, value: str) -> None:
+    """As "$A,$B" gives with neither set: that must not pass for a key, nor for none."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tidemill", "serve", "--host", "0.0.0.0", "--engine", "echo"],
+        env={"PATH": "/usr/bin:/bin", name: value},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2, done.stderr
+    assert name in done.stderr
+    assert "no key" in done.stderr
+
+
+def test_a_bad_secret_is_not_shown(tmp_path: Path) -> None:
+    """The sentence about a wrong type names the setting and keeps its value."""
+    (tmp_path / "tidemill.toml").write_text('api_keys = ["tm-very-secret"]\n')
+    done = subprocess.run(
+        [sys.executable, "-m", "tidemill", "settings"],
+        env={"PATH": "/usr/bin:/bin"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, "api_keys" in done.stderr) == (2, True)
+    assert "very-secret" not in done.stdout + done.stderr
 
 
 def test_a_key_that_is_added_beside_a_running_server_works_at_once(
