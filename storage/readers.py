@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TypeVar
 
 import anyio.to_thread
 
+from tidemill.errors import StoreUnavailable
 from tidemill.storage.connections import open_reader
 
 T = TypeVar("T")
@@ -26,26 +28,48 @@ class Readers:
         self._path = path
         self._limiter = anyio.CapacityLimiter(n)
         self._idle: deque[sqlite3.Connection] = deque()
-        self._all: list[sqlite3.Connection] = []
+        self._lent = 0
+        self._closed = False
+        self._returned = threading.Condition()
 
     async def run(self, fn: Callable[[sqlite3.Connection], T]) -> T:
         """The result of ``fn`` on a connection of the pool, in a worker thread."""
         return await anyio.to_thread.run_sync(self.run_here, fn, limiter=self._limiter)
 
     def run_here(self, fn: Callable[[sqlite3.Connection], T]) -> T:
-        """The same in the calling thread."""
-        try:
-            conn = self._idle.pop()
-        except IndexError:
-            conn = open_reader(self._path)
-            self._all.append(conn)
+        """The same in the calling thread. Raises ``StoreUnavailable`` once the pool is closed."""
+        conn = self._borrow()
         try:
             return fn(conn)
         finally:
-            self._idle.append(conn)
+            with self._returned:
+                self._idle.append(conn)
+                self._lent -= 1
+                self._returned.notify_all()
 
     def close(self) -> None:
-        """Close all connections; nobody may be reading."""
-        self._idle.clear()
-        while self._all:
-            self._all.pop().close()
+        """Close all connections, once they are back.
+
+        Cancelling whoever waits for a read does not stop the thread that reads, and closing a
+        connection under it would end the process.
+        """
+        with self._returned:
+            self._closed = True
+            self._returned.wait_for(lambda: self._lent == 0)
+            while self._idle:
+                self._idle.pop().close()
+
+    def _borrow(self) -> sqlite3.Connection:
+        with self._returned:
+            if self._closed:
+                raise StoreUnavailable("The store is shut down.")
+            self._lent += 1
+            if self._idle:
+                return self._idle.pop()
+        try:
+            return open_reader(self._path)
+        except BaseException:
+            with self._returned:
+                self._lent -= 1
+                self._returned.notify_all()
+            raise
