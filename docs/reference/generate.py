@@ -88,7 +88,8 @@ def command_reference() -> Iterator[str]:
     for name, command in commands():
         if name == "tidemill" or isinstance(command, click.Group):
             continue
-        context = click.Context(command, info_name=name)
+        # As the command line makes it: what the root sets (`-h`) holds below it.
+        context = click.Context(command, info_name=name, parent=click.Context(cli))
         usage = " ".join(command.collect_usage_pieces(context))
         yield f"### `{name}`"
         yield ""
