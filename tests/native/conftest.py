@@ -6,10 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tidemill.native import HAVE_CORE
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -20,6 +23,14 @@ def which(name: str) -> str | None:
     """A tool's path: beside this Python first, as pip installs it there, then on the PATH."""
     beside = str(Path(sys.executable).parent)
     return shutil.which(name, path=os.pathsep.join((beside, os.environ["PATH"])))
+
+
+# Where either is missing, the package is pure Python, and that is what these tests then test.
+CAN_BUILD = (
+    any(which(name) for name in (os.environ.get("CXX", "c++"), "c++", "g++", "clang++"))
+    and Path(sysconfig.get_path("include"), "Python.h").is_file()
+)
+collect_ignore = [] if HAVE_CORE else ["test_step.py"]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The slot pool, both implementations: what each verb does and what it refuses."""
+"""The slot pool, C++ and Python: what each verb does and what it refuses."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from tidemill.native import IllegalTransition, StaleHandle, State, _core, model
+from tidemill import native as chosen
+from tidemill.native import IllegalTransition, StaleHandle, State, model
 from tidemill.native.slots import ALIGN, MOVES, Pool
 
-IMPLEMENTATIONS: dict[str, Any] = {"core": _core, "model": model}
+IMPLEMENTATIONS: dict[str, Any] = {"chosen": chosen, "model": model}
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)
 def native(request: pytest.FixtureRequest) -> Any:
-    """The module of one implementation: it has ``SlotPool`` and ``Gate``."""
+    """What the package chose, C++ where it was built, and the model: ``SlotPool`` and ``Gate``."""
     return IMPLEMENTATIONS[request.param]
 
 

@@ -1,4 +1,4 @@
-"""The C++ slot pool and the Python model, step by step against each other."""
+"""The slot pool in use (C++ where it was built) and the Python model, against each other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tidemill.native import IllegalTransition, StaleHandle, State, _core, model
+from tidemill import native
+from tidemill.native import IllegalTransition, StaleHandle, State, model
 from tidemill.native.slots import ALIGN, MOVES
 
 PICK = st.integers(0, 1 << 16)
@@ -31,7 +32,7 @@ class TwoPools(RuleBasedStateMachine):
     @initialize(slots=st.integers(1, 24), live=st.integers(1, 5), blocks=st.integers(0, 12))
     def build(self, slots: int, live: int, blocks: int) -> None:
         size: dict[str, Any] = {"slots": slots, "live": live, "arena_bytes": blocks * ALIGN + 3}
-        self.pools: tuple[Any, Any] = (_core.SlotPool(**size), model.SlotPool(**size))
+        self.pools: tuple[Any, Any] = (native.SlotPool(**size), model.SlotPool(**size))
         self.handles: list[int] = []
         self.gone: list[int] = []
         self.gates: list[tuple[Any, Any]] = []
@@ -136,7 +137,7 @@ class TwoPools(RuleBasedStateMachine):
 
     def copy(self, verb: str, handle: int, nbytes: int, held: bool) -> None:
         """Submit a copy; one that is not held back is waited for, so that both saw its end."""
-        gates = (_core.Gate(), model.Gate())
+        gates = (native.Gate(), model.Gate())
         answers = []
         data = [bytearray(random.Random(handle).randbytes(nbytes)) for _ in range(2)]
         if verb == "resume":

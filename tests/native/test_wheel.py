@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.conftest import REPOSITORY, which
+from tests.native.conftest import CAN_BUILD, REPOSITORY, which
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     modules |= {name for name in tracked if name.startswith("tidemill/")}
     assert modules <= names
     assert {"tidemill/native/_core.pyi", "tidemill/native/_step.pyi", "tidemill/py.typed"} <= names
-    assert len([n for n in names if n.startswith("tidemill/native/_core.") and ".so" in n]) == 1
+    extensions = [n for n in names if n.startswith("tidemill/native/_core.") and ".so" in n]
+    assert len(extensions) == CAN_BUILD
 
 
 @pytest.mark.slow
@@ -109,4 +110,4 @@ def test_the_wheel_works_with_its_extension_and_without(
         text=True,
         check=True,
     )
-    assert ran.stdout == ("True 0 host\n" if extension else "False 0 model\n")
+    assert ran.stdout == ("True 0 host\n" if extension and CAN_BUILD else "False 0 model\n")
