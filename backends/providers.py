@@ -18,7 +18,7 @@ from tidemill.backends.ordinary import OrdinaryRoutes
 from tidemill.backends.placement import Candidate, Question, place
 from tidemill.backends.provider import Keep, ProviderBackend
 from tidemill.backends.routed import RoutedInference
-from tidemill.errors import Forbidden
+from tidemill.errors import Forbidden, NotFound
 from tidemill.ports import Store
 from tidemill.providers import Provider, parse
 from tidemill.scheduler.reconciler import Reconciler
@@ -168,8 +168,14 @@ class Providers:
         for dialect in self.dialects.values():
             await dialect.close()
 
+    async def forget(self, provider: str, models: Sequence[str] | None) -> int:
+        """Forget refusals, of all models where None; returns how many. Raises ``NotFound``."""
+        if provider not in self.dialects:
+            raise NotFound(f"No provider is named '{provider[:100]}'.", param="provider")
+        return await self.eligibility.forget(provider, models)
+
     async def report(self) -> list[dict[str, Any]]:
-        """Each provider with verdict, age and reason, for ``GET /v1/providers`` and the CLI."""
+        """Each provider with verdict, age, reason and the models that it refused to batch."""
         known = self.capability.known()
         refused = await self.eligibility.all()
         now = clock.now()
@@ -178,10 +184,9 @@ class Providers:
             verdict = known.get(provider.name)
             rows.append(
                 {
+                    "id": provider.name,
                     "object": "provider",
-                    "name": provider.name,
                     "kind": provider.kind,
-                    "base_url": provider.base_url,
                     "models": sorted(provider.models),
                     "batch_api": verdict.state if verdict else "unknown",
                     "reason": verdict.reason if verdict else "not probed yet",

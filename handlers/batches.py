@@ -80,8 +80,10 @@ async def list_batches(request: Incoming) -> dict[str, Any]:
         after=request.query_params.get("after") or None,
         limit=whole_number(request, "limit", 20, 1, 100),
     )
-    batches, more = await services(request).store.batches.page(who.owner, page)
-    return wire.list_object([wire.batch_object(batch) for batch in batches], more)
+    given = services(request)
+    batches, more = await given.store.batches.page(who.owner, page)
+    shown = [wire.batch_object(given.backends.shown(batch)) for batch in batches]
+    return wire.list_object(shown, more)
 
 
 @get("/batches/{batch_id:str}", opt={"scope": BATCH})

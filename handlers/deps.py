@@ -14,7 +14,7 @@ from tidemill import access
 from tidemill.errors import BadRequest, Forbidden, TooLarge
 from tidemill.handlers.identity import Identities
 from tidemill.pace import Pace
-from tidemill.ports import Inference, Registry, Store
+from tidemill.ports import Inference, ProviderDesk, Registry, Store
 from tidemill.prices import Catalogue
 from tidemill.settings import Settings
 from tidemill.types import PoolStatus, Principal
@@ -35,6 +35,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     prices: Catalogue = Catalogue()
     pace: Pace = msgspec.field(default_factory=Pace)
     """Requests and tokens per minute that interactive traffic has used."""
+    providers: ProviderDesk | None = None
     wait_rows: Callable[[int, float], Awaitable[Any]] | None = None
     """Returns when a batch (``seq``) has new result rows or another status, at the latest after so
     many seconds. None: who waits for rows is answered at once."""

@@ -1,4 +1,4 @@
-"""The keys alone, for a process beside the server."""
+"""The keys, or the facts, alone: for a process beside the server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidemill import clock as wall
 from tidemill.ports import Clock
 from tidemill.storage.migrations import migrate, pending
 from tidemill.storage.readers import Readers
-from tidemill.storage.tables import SqliteKeys
+from tidemill.storage.tables import SqliteFacts, SqliteKeys
 from tidemill.storage.writer import Writer
 
 
@@ -23,13 +23,26 @@ async def open_keys(path: Path, *, clock: Clock = wall.now_f) -> AsyncIterator[S
     SQLite lets the two processes write in turns. A store that is new or old is migrated first,
     which raises ``StoreBusy`` and ``StoreTooNew`` as ``migrate`` does.
     """
+    async with _beside(path, clock) as (writer, readers):
+        yield SqliteKeys(writer, readers)
+
+
+@asynccontextmanager
+async def open_facts(path: Path, *, clock: Clock = wall.now_f) -> AsyncIterator[SqliteFacts]:
+    """The facts of a storage path; as ``open_keys``."""
+    async with _beside(path, clock) as (writer, readers):
+        yield SqliteFacts(writer, readers, clock)
+
+
+@asynccontextmanager
+async def _beside(path: Path, clock: Clock) -> AsyncIterator[tuple[Writer, Readers]]:
     if await anyio.to_thread.run_sync(pending, path):
         await anyio.to_thread.run_sync(migrate, path)
     readers = Readers(path)
     writer = Writer(path, clock, lambda changes: None)
     writer.start()
     try:
-        yield SqliteKeys(writer, readers)
+        yield writer, readers
     finally:
         await anyio.to_thread.run_sync(writer.stop)
         readers.close()

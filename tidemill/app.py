@@ -115,6 +115,7 @@ async def running(settings: Settings) -> AsyncGenerator[Server]:
                 health=_health(store, replicas),
                 identities=Identities(store, settings, tokens),
                 prices=catalogue,
+                providers=providers,
                 wait_rows=runner.rows.wait,
             )
             async with anyio.create_task_group() as tasks:

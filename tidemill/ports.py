@@ -90,6 +90,19 @@ class Registry(Protocol):
     def named(self, name: str) -> Backend:
         """The backend of a file's or batch's placement. Raises ``NotFound`` when it is gone."""
 
+    def shown(self, batch: BatchRecord) -> BatchRecord:
+        """A batch of a list with what its provider last said of it; asks nobody."""
+
+
+class ProviderDesk(Protocol):
+    """What is known of this server's providers."""
+
+    async def report(self) -> list[dict[str, Any]]:
+        """Each provider with verdict, age, reason and the models that it refused to batch."""
+
+    async def forget(self, provider: str, models: Sequence[str] | None) -> int:
+        """Forget refusals, of all models where None; returns how many. Raises ``NotFound``."""
+
 
 class Executor(Protocol):
     """Runs one line, wherever it runs."""

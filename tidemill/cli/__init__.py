@@ -22,6 +22,7 @@ from tidemill.cli.files import files
 from tidemill.cli.keys import keys
 from tidemill.cli.migrate import migrate
 from tidemill.cli.models import models
+from tidemill.cli.providers import providers
 from tidemill.cli.run import run
 from tidemill.cli.screen import Exit, Failed
 from tidemill.cli.serve import serve
@@ -47,6 +48,7 @@ for command in (
     files,
     batches,
     models,
+    providers,
     settings,
     keys,
     migrate,

@@ -218,6 +218,11 @@ class AsyncTidemillClient:
         models: list[Json] = (await self._json(Call("GET", "/v1/models")))["data"]
         return models
 
+    async def list_providers(self) -> list[Json]:
+        """Providers of the server, with what is known of each."""
+        found: list[Json] = (await self._json(Call("GET", "/v1/providers")))["data"]
+        return found
+
     async def pool_status(self) -> Json:
         """Load of the intake and scheduling pools."""
         return await self._json(Call("GET", "/v1/pool/status"))

@@ -223,6 +223,11 @@ class TidemillClient:
         models: list[Json] = self._json(Call("GET", "/v1/models"))["data"]
         return models
 
+    def list_providers(self) -> list[Json]:
+        """Providers of the server, with what is known of each."""
+        found: list[Json] = self._json(Call("GET", "/v1/providers"))["data"]
+        return found
+
     def pool_status(self) -> Json:
         """Load of the intake and scheduling pools."""
         return self._json(Call("GET", "/v1/pool/status"))

@@ -1,0 +1,84 @@
+"""``tidemill providers``: what a server knows of its providers, and forgetting it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+import click
+
+from tidemill.cli import options
+from tidemill.cli.screen import Failed, emit, say, table
+from tidemill.providers import parse
+from tidemill.settings import load
+
+
+@click.group(invoke_without_command=True)
+@options.server
+@options.as_json
+@click.pass_context
+def providers(context: click.Context, url: str, api_key: str | None, as_json: bool) -> None:
+    """List the server's providers: does it batch, since when is that known, and why."""
+    if context.invoked_subcommand is not None:
+        return
+    with options.client(url, api_key) as client:
+        found = client.list_providers()
+    if as_json:
+        emit(found)
+        return
+    table(
+        ("provider", "kind", "batch API", "asked", "reason", "models not batched"),
+        [
+            (
+                one["id"],
+                one["kind"],
+                one["batch_api"],
+                "never" if one["age_s"] is None else _ago(one["age_s"]),
+                one["reason"],
+                ", ".join(entry["model"] for entry in one["not_batched"]),
+            )
+            for one in found
+        ],
+    )
+
+
+@providers.command()
+@click.argument("provider")
+@click.argument("models", nargs=-1)
+@options.config
+@options.setting_flags(("storage_path", "providers"))
+def forget(
+    provider: str,
+    models: Sequence[str],
+    config: Path | None,
+    storage_path: str | None,
+    providers: str | None,
+) -> None:
+    """Forget that PROVIDER refused to batch MODELS (all of them where none is named), so that the
+    next file goes there again. Works on the store; a running server sees the change at once."""
+    settings = load({"storage_path": storage_path, "providers": providers}, toml=config).settings
+    configured = [one.name for one in parse(settings.providers)]
+    if configured and provider not in configured:
+        raise Failed(f"No provider is named '{provider}'; there are: {', '.join(configured)}")
+    # Late: the other commands start without loading the store.
+    from tidemill.backends.eligibility import Eligibility
+    from tidemill.storage.keyring import open_facts
+
+    async def work() -> int:
+        async with open_facts(Path(settings.storage_path)) as facts:
+            return await Eligibility(facts, ttl_days=1).forget(provider, models or None)
+
+    forgotten = anyio.run(work)
+    say(f"Forgot {forgotten} refusal{'' if forgotten == 1 else 's'} of {provider}.")
+
+
+def _ago(seconds: int) -> str:
+    """A rough age.
+
+    >>> _ago(5), _ago(200), _ago(86_400)
+    ('5 s ago', '3 min ago', '24 h ago')
+    """
+    if seconds < 120:
+        return f"{seconds} s ago"
+    return f"{seconds // 60} min ago" if seconds < 7200 else f"{seconds // 3600} h ago"
