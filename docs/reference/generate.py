@@ -85,11 +85,12 @@ def commands() -> Iterator[tuple[str, click.Command]]:
 def command_reference() -> Iterator[str]:
     """Usage, text and options of every command."""
     pipe, bracket = r"\|", r"\["
+    root = click.Context(cli, **cli.context_settings)
     for name, command in commands():
         if name == "tidemill" or isinstance(command, click.Group):
             continue
         # As the command line makes it: what the root sets (`-h`) holds below it.
-        context = click.Context(command, info_name=name, parent=click.Context(cli))
+        context = click.Context(command, info_name=name, parent=root)
         usage = " ".join(command.collect_usage_pieces(context))
         yield f"### `{name}`"
         yield ""
