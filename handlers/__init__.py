@@ -10,6 +10,7 @@ from litestar.datastructures import State
 from litestar.handlers import HTTPRouteHandler
 
 from tidemill.handlers import (
+    admin,
     azure,
     batches,
     content,
@@ -19,6 +20,7 @@ from tidemill.handlers import (
     models,
     pool,
     results,
+    usage,
 )
 from tidemill.handlers.deps import Services, authenticated
 from tidemill.handlers.edge import Edge
@@ -32,6 +34,7 @@ BATCH_ROUTES: Handlers = (
     *batches.ROUTES,
     *results.ROUTES,
     *pool.ROUTES,
+    *usage.ROUTES,
 )
 INTERACTIVE_ROUTES: Handlers = (*inference.ROUTES, *models.ROUTES)
 
@@ -49,6 +52,9 @@ MIRRORS: tuple[tuple[str, Handlers], ...] = (
 ROUTES: Handlers = health.ROUTES
 """Routes that are served once, below the root."""
 
+ADMIN = "/admin/v1"
+"""Administration is at one place."""
+
 Lifespan = Callable[[Litestar], AbstractAsyncContextManager[None]]
 
 
@@ -58,6 +64,7 @@ def create_app(services: Services, *, lifespan: Sequence[Lifespan] = ()) -> Lite
         route_handlers=[
             *ROUTES,
             *(Router(path, route_handlers=list(handlers)) for path, handlers in MIRRORS),
+            Router(ADMIN, route_handlers=list(admin.ROUTES)),
         ],
         guards=[authenticated],
         exception_handlers={Exception: answer_error},

@@ -58,6 +58,11 @@ def call_id() -> str:
     return "call_" + _random()
 
 
+def account_id(kind: str) -> str:
+    """Id of a team or user."""
+    return f"{kind}_{_random(12)}"
+
+
 def key_id() -> str:
     return "key_" + _random(12)
 

@@ -33,7 +33,8 @@ async def key(
 ) -> tuple[str, KeyRecord]:
     """A new key: its secret and its record."""
     secret, id = ids.key_secret(), ids.key_id()
-    team_id, user_id = team and team.id, user and user.id
+    team_id = None if team is None else team.id
+    user_id = None if user is None else user.id
     record = KeyRecord(
         id=id,
         name=id,

@@ -26,6 +26,7 @@ BATCH_ROWS = (
     ("POST", "/batches/{batch_id}/cancel", True),
     ("GET", "/batches/{batch_id}/results", True),
     ("GET", "/pool/status", False),
+    ("GET", "/usage", False),
 )
 INTERACTIVE_ROWS = (
     ("POST", "/chat/completions", False),
@@ -37,6 +38,19 @@ INTERACTIVE_ROWS = (
 )
 AZURE_ROWS = tuple(
     ("POST", "/deployments/{deployment}" + path, False) for _, path, _ in INTERACTIVE_ROWS[:4]
+)
+ADMIN_ROWS = (
+    ("GET", "/keys", False),
+    ("POST", "/keys", False),
+    ("PATCH", "/keys/{id}", False),
+    ("DELETE", "/keys/{id}", False),
+    ("GET", "/usage", False),
+    ("GET", "/audit", False),
+    ("POST", "/batches/{batch_id}/cancel", False),
+    ("GET", "/{kind}", False),
+    ("POST", "/{kind}", False),
+    ("PATCH", "/{kind}/{id}", False),
+    ("DELETE", "/{kind}/{id}", False),
 )
 PUBLIC_ROWS = (("GET", "/health"), ("HEAD", "/health"), ("GET", "/metrics"))
 MIRROR_ROWS = {
@@ -52,8 +66,14 @@ ROWS = [
     (method, mirror + path, owned)
     for mirror, rows in MIRROR_ROWS.items()
     for method, path, owned in rows
-]
-NOBODY = {"file_id": "file-nobody", "batch_id": "batch_nobody", "id": "m", "deployment": "d"}
+] + [(method, "/admin/v1" + path, owned) for method, path, owned in ADMIN_ROWS]
+NOBODY = {
+    "file_id": "file-nobody",
+    "batch_id": "batch_nobody",
+    "id": "m",
+    "deployment": "d",
+    "kind": "teams",
+}
 
 
 async def test_every_route_has_a_row(world: World) -> None:
