@@ -19,6 +19,7 @@ from tidemill.handlers import (
     inference,
     models,
     pool,
+    providers,
     results,
     usage,
 )
@@ -34,6 +35,7 @@ BATCH_ROUTES: Handlers = (
     *batches.ROUTES,
     *results.ROUTES,
     *pool.ROUTES,
+    *providers.ROUTES,
     *usage.ROUTES,
 )
 INTERACTIVE_ROUTES: Handlers = (*inference.ROUTES, *models.ROUTES)

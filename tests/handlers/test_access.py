@@ -27,6 +27,8 @@ BATCH_ROWS = (
     ("GET", "/batches/{batch_id}/results", True),
     ("GET", "/pool/status", False),
     ("GET", "/usage", False),
+    ("GET", "/providers", False),
+    ("DELETE", "/providers/{provider}/refusals", False),
 )
 INTERACTIVE_ROWS = (
     ("POST", "/chat/completions", False),
@@ -73,6 +75,7 @@ NOBODY = {
     "id": "m",
     "deployment": "d",
     "kind": "teams",
+    "provider": "nobody",
 }
 
 
