@@ -57,7 +57,7 @@ bench: $(VENV)/.test
 	@$(BIN)/python -m pytest bench $(PYTEST_ARGS)
 
 docs: $(VENV)/.test
-	@$(BIN)/python docs/reference/generate.py
+	@$(BIN)/python docs/reference/generate.py && $(BIN)/python docs/explain/generate.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .import_linter_cache

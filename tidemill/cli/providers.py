@@ -15,13 +15,18 @@ from tidemill.settings import load
 
 
 @click.group(invoke_without_command=True)
+@click.pass_context
+def providers(context: click.Context) -> None:
+    """A server's providers. Without a command: ``list``."""
+    if context.invoked_subcommand is None:
+        list_.main(args=[], prog_name="tidemill providers list", standalone_mode=False)
+
+
+@providers.command("list")
 @options.server
 @options.as_json
-@click.pass_context
-def providers(context: click.Context, url: str, api_key: str | None, as_json: bool) -> None:
-    """List the server's providers: does it batch, since when is that known, and why."""
-    if context.invoked_subcommand is not None:
-        return
+def list_(url: str, api_key: str | None, as_json: bool) -> None:
+    """List them: does it batch, since when is that known, and why."""
     with options.client(url, api_key) as client:
         found = client.list_providers()
     if as_json:
