@@ -27,6 +27,7 @@ from tidemill.backends.routed import RoutedInference
 from tidemill.errors import SettingsError, TidemillError
 from tidemill.handlers import create_app
 from tidemill.handlers.deps import Services
+from tidemill.handlers.heads import Doorstep
 from tidemill.handlers.identity import Identities
 from tidemill.handlers.issued import IssuedTokens
 from tidemill.ports import Replica, Store
@@ -305,6 +306,8 @@ async def _serve(settings: Settings) -> None:
                 server_header=False,
                 timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
                 timeout_keep_alive=75,
+                http=Doorstep,
+                ws="none",
             )
             http = _HttpServer(config, f"Tidemill listens on {_url(listener)}")
             async with anyio.create_task_group() as tasks:

@@ -73,9 +73,9 @@ class InvalidFile(BadRequest):
     ) -> None:
         first = problems[0]
         where = f"Line {first.line}: " if first.line is not None else ""
-        more = (
-            f" ({len(problems) - 1} more problems, see error.errors)" if len(problems) > 1 else ""
-        )
+        others = len(problems) - 1
+        noun = "problem" if others == 1 else "problems"
+        more = f" ({others} more {noun}, see error.errors)" if others else ""
         super().__init__(f"{where}{first.message}{more}", param=first.param, code=code)
         self.problems = tuple(problems)
         self.status = status
