@@ -1,0 +1,94 @@
+"""Backoff, jitter, and the gate in front of a busy place."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from tidemill.scheduler.retry import Gate, backoff_s, jittered
+
+pytestmark = pytest.mark.anyio
+
+
+def test_backoff_doubles_up_to_its_longest() -> None:
+    """Also after very many failures."""
+    assert [backoff_s(n, longest_s=10) for n in (0, 1, 2, 3, 4, 5, 5000)] == [
+        1,
+        1,
+        2,
+        4,
+        8,
+        10,
+        10,
+    ]
+
+
+def test_jitter_only_shortens() -> None:
+    """An interval is a promise."""
+    assert jittered(100, draw=0.0) == 100
+    assert jittered(100, draw=0.999) > 80
+    assert all(80 <= jittered(100) <= 100 for _ in range(100))
+
+
+async def test_no_more_than_the_ceiling_at_once_and_the_lower_lane_first() -> None:
+    """Whoever came later on a better lane goes before those who wait."""
+    gate, order, peak = Gate(2), [], 0
+
+    async def call(name: str, lane: int) -> None:
+        nonlocal peak
+        async with gate.enter(lane):
+            peak = max(peak, gate.active)
+            order.append(name)
+            await anyio.sleep(0.01)
+
+    async with anyio.create_task_group() as tasks:
+        for n in range(4):
+            tasks.start_soon(call, f"batch-{n}", 2)
+        await checkpoint()
+        tasks.start_soon(call, "interactive", 0)
+    assert peak == 2
+    assert order == ["batch-0", "batch-1", "interactive", "batch-2", "batch-3"]
+    assert (gate.active, gate.waiting) == (0, 0)
+
+
+async def test_too_fast_halves_once_and_rests() -> None:
+    """All 429s of one moment count once; nothing starts before the rest is over; it grows back."""
+    gate = Gate(8)
+    for _ in range(5):
+        gate.throttled(0.05)
+    assert gate.limit == 4
+    with anyio.move_on_after(0.02) as early:
+        async with gate.enter():
+            pass
+    assert early.cancelled_caught
+    with anyio.fail_after(1):
+        async with gate.enter():
+            pass
+    for _ in range(200):
+        gate.succeeded()
+    assert gate.limit == 8
+
+
+async def test_who_gives_up_waiting_takes_no_place() -> None:
+    """A cancelled waiter, before or after its turn came, leaves the gate whole."""
+    gate = Gate(1)
+    async with gate.enter():
+        with anyio.move_on_after(0.01):
+            async with gate.enter():
+                pytest.fail("there was no place")
+        async with anyio.create_task_group() as tasks:
+            scope = anyio.CancelScope()
+
+            async def give_up() -> None:
+                with scope:
+                    async with gate.enter():
+                        await anyio.sleep_forever()
+
+            tasks.start_soon(give_up)
+            await checkpoint()
+            scope.cancel()
+    assert (gate.active, gate.waiting) == (0, 0)
+    with anyio.fail_after(1):
+        async with gate.enter():
+            assert gate.active == 1
