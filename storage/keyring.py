@@ -1,18 +1,20 @@
-"""The keys, or the facts, alone: for a process beside the server."""
+"""Parts of the store alone: for a process beside the server."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio.to_thread
 
 from tidemill import clock as wall
 from tidemill.ports import Clock
+from tidemill.storage.accounts import SqliteAccounts, SqliteAudit
 from tidemill.storage.migrations import migrate, pending
 from tidemill.storage.readers import Readers
-from tidemill.storage.tables import SqliteFacts, SqliteKeys
+from tidemill.storage.tables import SqliteFacts, SqliteKeys, SqliteLedger
 from tidemill.storage.writer import Writer
 
 
@@ -25,6 +27,28 @@ async def open_keys(path: Path, *, clock: Clock = wall.now_f) -> AsyncIterator[S
     """
     async with _beside(path, clock) as (writer, readers):
         yield SqliteKeys(writer, readers)
+
+
+@dataclass(frozen=True, slots=True)
+class Office:
+    """What an operator works with: who there is, what was used, who did what."""
+
+    keys: SqliteKeys
+    accounts: SqliteAccounts
+    ledger: SqliteLedger
+    audit: SqliteAudit
+
+
+@asynccontextmanager
+async def open_office(path: Path, *, clock: Clock = wall.now_f) -> AsyncIterator[Office]:
+    """Keys, accounts, ledger and audit trail of a storage path; as ``open_keys``."""
+    async with _beside(path, clock) as (writer, readers):
+        yield Office(
+            keys=SqliteKeys(writer, readers),
+            accounts=SqliteAccounts(writer, readers),
+            ledger=SqliteLedger(writer, readers),
+            audit=SqliteAudit(writer, readers),
+        )
 
 
 @asynccontextmanager

@@ -55,7 +55,7 @@ def written(limits: Limits) -> dict[str, Any]:
     """
     fields: dict[str, Any] = {
         name: value
-        for name, value in msgspec.to_builtins(limits).items()
+        for name, value in msgspec.json.decode(msgspec.json.encode(limits)).items()
         if value is not None and not (name == "lane" and value == Lane.INTERACTIVE)
     }
     if "lane" in fields:

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from tidemill.handlers import MIRRORS, ROUTES
+from tidemill.handlers import ADMIN, MIRRORS, ROUTES, admin
 from tidemill.jsonl import ERROR_CODES
 from tidemill.settings import rows
 
@@ -92,6 +92,11 @@ def test_every_route_is_in_the_reference_and_the_reverse() -> None:
         (str(method), plain(path))
         for handlers in (*(handlers for _, handlers in MIRRORS), ROUTES)
         for handler in handlers
+        for path in handler.paths
+        for method in handler.http_methods
+    } | {
+        (str(method), plain(ADMIN + path))
+        for handler in admin.ROUTES
         for path in handler.paths
         for method in handler.http_methods
     }

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from tidemill import __version__
+from tidemill.cli.accounts import teams, users
 from tidemill.cli.batches import batches
 from tidemill.cli.check import check
 from tidemill.cli.child import bind_to_parent
@@ -27,6 +28,7 @@ from tidemill.cli.run import run
 from tidemill.cli.screen import Exit, Failed
 from tidemill.cli.serve import serve
 from tidemill.cli.settings import settings
+from tidemill.cli.usage import audit, usage
 from tidemill.client import ClientError, ServerUnreachable
 from tidemill.errors import SettingsError, TidemillError
 
@@ -51,6 +53,10 @@ for command in (
     providers,
     settings,
     keys,
+    teams,
+    users,
+    usage,
+    audit,
     migrate,
     completion,
 ):

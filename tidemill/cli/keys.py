@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import anyio
 import click
 
-from tidemill import clock, ids
+from tidemill import access, clock, ids
 from tidemill.cli import options
+from tidemill.cli.office import changed_limits, found, limit_flags, noted, on_office
 from tidemill.cli.screen import Failed, emit, say, table, when
-from tidemill.ports import Keys
-from tidemill.settings import load
-from tidemill.types import KeyRecord
+from tidemill.limits import written
+from tidemill.types import KeyRecord, Limits
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from tidemill.storage.keyring import Office
+
 PREFIX_CHARS = 7
 DAY_S = 86_400
 
@@ -30,30 +30,59 @@ def keys() -> None:
 @keys.command()
 @click.argument("name")
 @click.option("--owner", help="Share the files and batches of this owner  [default: its own]")
+@click.option("--team", help="Id or name of the team that it belongs to, which owns what it makes.")
+@click.option("--user", help="Id or name of the user that it belongs to.")
+@click.option(
+    "--scope",
+    "scopes",
+    multiple=True,
+    type=click.Choice(sorted(access.SCOPES)),
+    help="What it is for; may be repeated  [default: batch and inference]",
+)
 @click.option("--days", type=click.IntRange(min=1), help="Expires so many days from now.")
+@limit_flags
 @options.config
 @options.setting_flags(("storage_path",))
 @options.as_json
 def add(
     name: str,
     owner: str | None,
+    team: str | None,
+    user: str | None,
+    scopes: tuple[str, ...],
     days: int | None,
     config: Path | None,
     storage_path: str | None,
     as_json: bool,
+    **given: Any,
 ) -> None:
     """Add a key called NAME. Its secret is shown now and never again: only a hash is kept."""
+    if owner is not None and (team is not None or user is not None):
+        raise click.UsageError("--owner does not go with --team or --user: those are the owner.")
     secret, id, now = ids.key_secret(), ids.key_id(), clock.now()
-    key = KeyRecord(
-        id=id,
-        name=name,
-        owner=owner or id,
-        prefix=secret[:PREFIX_CHARS],
-        digest=hashlib.sha256(secret.encode()).hexdigest(),
-        created_at=now,
-        expires_at=None if days is None else now + days * DAY_S,
-    )
-    _on_keys(config, storage_path, lambda table: table.add(key))
+    limits = changed_limits(Limits(), given)
+
+    async def act(office: Office) -> KeyRecord:
+        team_id = None if team is None else (await found(office, "team", team)).id
+        user_id = None if user is None else (await found(office, "user", user)).id
+        key = KeyRecord(
+            id=id,
+            name=name,
+            owner=owner or access.owner(id, team_id, user_id),
+            prefix=secret[:PREFIX_CHARS],
+            digest=hashlib.sha256(secret.encode()).hexdigest(),
+            scopes=frozenset(scopes),
+            created_at=now,
+            expires_at=None if days is None else now + days * DAY_S,
+            team_id=team_id,
+            user_id=user_id,
+            limits=limits,
+        )
+        await office.keys.add(key)
+        await noted(office, "key.created", key.id, key.owner)
+        return key
+
+    key = on_office(config, storage_path, act)
     if as_json:
         emit({**shown(key), "secret": secret})
     else:
@@ -67,12 +96,12 @@ def add(
 @options.as_json
 def list_(config: Path | None, storage_path: str | None, as_json: bool) -> None:
     """List keys, revoked ones too."""
-    found = _on_keys(config, storage_path, lambda table: table.page())
+    rows = on_office(config, storage_path, lambda office: office.keys.page())
     if as_json:
-        emit([shown(key) for key in found])
+        emit([shown(key) for key in rows])
         return
     table(
-        ("key", "name", "owner", "secret", "created", "expires", "revoked"),
+        ("key", "name", "owner", "secret", "created", "used", "expires", "revoked"),
         [
             (
                 key.id,
@@ -80,10 +109,11 @@ def list_(config: Path | None, storage_path: str | None, as_json: bool) -> None:
                 key.owner,
                 f"{key.prefix}…",
                 when(key.created_at),
+                when(key.last_used_at),
                 when(key.expires_at),
                 when(key.revoked_at),
             )
-            for key in found
+            for key in rows
         ],
     )
 
@@ -94,9 +124,47 @@ def list_(config: Path | None, storage_path: str | None, as_json: bool) -> None:
 @options.setting_flags(("storage_path",))
 def revoke(key_id: str, config: Path | None, storage_path: str | None) -> None:
     """Revoke a key. What it made stays."""
-    if not _on_keys(config, storage_path, lambda table: table.revoke(key_id)):
-        raise Failed(f"There is no key {key_id} that could be revoked")
+
+    async def act(office: Office) -> None:
+        if not await office.keys.revoke(key_id):
+            raise Failed(f"There is no key {key_id} that could be revoked")
+        await noted(office, "key.revoked", key_id)
+
+    on_office(config, storage_path, act)
     say(f"Revoked {key_id}.")
+
+
+@keys.command()
+@click.argument("key_id")
+@click.option("--name", help="Another name.")
+@limit_flags
+@options.config
+@options.setting_flags(("storage_path",))
+@options.as_json
+def change(
+    key_id: str,
+    name: str | None,
+    config: Path | None,
+    storage_path: str | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Change the name or limits of a key; 'none' takes a limit away. What it owns stays its."""
+
+    async def act(office: Office) -> KeyRecord:
+        grant = await office.accounts.grant(key_id)
+        if grant is None:
+            raise Failed(f"There is no key {key_id}")
+        wanted = changed_limits(grant.key.limits, given)
+        changed = await office.keys.change(key_id, name=name, limits=wanted)
+        await noted(office, "key.changed", key_id, grant.key.owner)
+        return changed or grant.key
+
+    key = on_office(config, storage_path, act)
+    if as_json:
+        emit(shown(key))
+    else:
+        say(f"Changed {key.id}.")
 
 
 def shown(key: KeyRecord) -> dict[str, Any]:
@@ -110,18 +178,8 @@ def shown(key: KeyRecord) -> dict[str, Any]:
         "created_at": key.created_at,
         "expires_at": key.expires_at,
         "revoked_at": key.revoked_at,
+        "last_used_at": key.last_used_at,
+        "team": key.team_id,
+        "user": key.user_id,
+        "limits": written(key.limits),
     }
-
-
-def _on_keys(
-    config: Path | None, storage_path: str | None, act: Callable[[Keys], Awaitable[T]]
-) -> T:
-    settings = load({"storage_path": storage_path}, toml=config).settings
-    # Late: the other commands start without loading the store.
-    from tidemill.storage.keyring import open_keys
-
-    async def work() -> T:
-        async with open_keys(Path(settings.storage_path)) as table:
-            return await act(table)
-
-    return anyio.run(work)

@@ -1,0 +1,109 @@
+"""Teams, users, keys, usage and the audit trail from the command line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from openai import OpenAI, PermissionDeniedError
+
+from tests.cli.conftest import Run
+from tests.worlds.server import Server
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> tuple[str, Path]:
+    return ("--storage-path", tmp_path / "store")
+
+
+def test_teams_and_users_come_change_and_close(tidemill: Run, store: tuple[str, Path]) -> None:
+    """Each by name or id; limits are set one by one and taken away with 'none'."""
+    team = tidemill("teams", "add", "lab", "--models", "echo,gpt-*", "--lane", "job", *store).out
+    tidemill("users", "add", "ada", *store)
+    changed = tidemill(
+        "teams", "change", "lab", "--monthly-budget", "12.5", "--lane", "none", "--json", *store
+    ).json()
+    assert changed["id"] == team.strip()
+    assert changed["limits"] == {"models": ["echo", "gpt-*"], "monthly_budget": "12.50"}
+    assert "models=echo,gpt-* monthly_budget=12.50" in tidemill("teams", "list", *store).out
+    assert tidemill("teams", "close", team.strip(), *store).code == 0
+    assert tidemill("teams", "close", team.strip(), *store).code == 1
+    assert [u["name"] for u in tidemill("users", "list", "--json", *store).json()] == ["ada"]
+    actions = [e["action"] for e in tidemill("audit", "--json", *store).json()]
+    assert actions == ["team.created", "user.created", "team.changed", "team.closed"]
+
+
+def test_a_key_belongs_to_a_team_and_a_user(tidemill: Run, store: tuple[str, Path]) -> None:
+    """The team owns what it makes; later it can be narrowed."""
+    team = tidemill("teams", "add", "lab", *store).out.strip()
+    user = tidemill("users", "add", "ada", *store).out.strip()
+    made = tidemill(
+        *("keys", "add", "k", "--team", "lab", "--user", user, "--scope", "batch"),
+        *("--at", "local=echo", "--at", "azure=a,b", "--json", *store),
+    ).json()
+    assert made["owner"] == made["team"] == team
+    assert made["scopes"] == ["batch"]
+    assert made["limits"] == {"providers": {"local": ["echo"], "azure": ["a", "b"]}}
+    changed = tidemill(
+        "keys", "change", made["id"], "--at", "none", "--storage-bytes", 5, "--json", *store
+    ).json()
+    assert changed["limits"] == {"storage_bytes": 5}
+    assert made["secret"] not in tidemill("keys", "list", "--json", *store).out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("keys", "add", "k", "--team", "nobody"),
+        ("keys", "add", "k", "--team", "t", "--owner", "o"),
+        ("keys", "add", "k", "--requests-per-minute", "-1"),
+        ("keys", "add", "k", "--monthly-budget", "lots"),
+        ("keys", "add", "k", "--lane", "fast"),
+        ("keys", "add", "k", "--at", "azure"),
+        ("keys", "change", "key_9", "--name", "x"),
+        ("teams", "change", "nobody", "--name", "x"),
+        ("usage", "--by", "colour"),
+        ("usage", "--since", "yesterday"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(
+    tidemill: Run, store: tuple[str, Path], arguments: tuple[str, ...]
+) -> None:
+    """On standard error, with an exit code."""
+    done = tidemill(*arguments, *store)
+    assert done.code in (1, 2)
+    assert done.err.startswith("Error: ")
+    assert "Traceback" not in done.err
+
+
+def test_usage_is_there_while_the_server_runs(tidemill: Run, tmp_path: Path) -> None:
+    """A key made beside the running server works, and what it used is told by every format."""
+    prices = tmp_path / "prices.json"
+    prices.write_text('{"models": {"local/echo": {"input": 1, "output": 2}}}', encoding="utf-8")
+    with Server(storage_path=tmp_path / "store", api_keys="a-first-key", prices=prices) as server:
+        store = ("--storage-path", tmp_path / "store")
+        secret = tidemill("keys", "add", "k", "--models", "echo", *store).out.strip()
+        with OpenAI(base_url=f"{server.base_url}/v1", api_key=secret, max_retries=0) as client:
+            answer = client.chat.completions.create(
+                model="echo", messages=[{"role": "user", "content": "one two three"}]
+            )
+            with pytest.raises(PermissionDeniedError):
+                client.chat.completions.create(
+                    model="other", messages=[{"role": "user", "content": "x"}]
+                )
+        [row] = tidemill("usage", "--by", "model", "--json", *store).json()
+        assert answer.usage is not None
+        cost = answer.usage.prompt_tokens + 2 * answer.usage.completion_tokens
+        assert (row["model"], row["requests"]) == ("echo", 1)
+        assert row["cost"] == f"{cost / 1e6:.6f}"
+        plain = tidemill("usage", "--by", "model", *store).out
+        assert plain.split("\t")[:2] == ["echo", "1"]
+        [read] = csv.DictReader(
+            io.StringIO(tidemill("usage", "--by", "model", "--csv", *store).out)
+        )
+        assert read == {name: str(value) for name, value in row.items()}
+        keys = json.loads(tidemill("keys", "list", "--json", *store).out)
+        assert keys[0]["last_used_at"] is not None
