@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
 from tidemill import access, wire
-from tidemill.errors import NotCancellable
+from tidemill.errors import AtCapacity, NotCancellable
 from tidemill.jsonl import Checker
 from tidemill.ports import FileDraft, Store
 from tidemill.scheduler.runner import Runner
@@ -79,7 +79,14 @@ class LocalBackend:
 
     async def open(self, new: NewBatch) -> BatchRecord:
         """Create the batch; its lines are read in the background (``validating``)."""
-        reserved = self._runner.intake_pool.reserve(new.file.facts.lines)
+        try:
+            reserved = self._runner.intake_pool.reserve(new.file.facts.lines)
+        except AtCapacity:
+            # A repeated create needs no room: its batch is what fills the pool.
+            first = await self._store.batches.repeated(new)
+            if first is None:
+                raise
+            return first
         try:
             batch = await self._store.batches.open(new)
         except BaseException:

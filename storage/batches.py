@@ -64,6 +64,11 @@ class SqliteBatches:
         """
         return await self._writer.run(lambda tx: _open(tx, new))
 
+    async def repeated(self, new: NewBatch) -> BatchRecord | None:
+        """The first batch where the request repeats one; what ``open`` would give back. Raises
+        ``BadRequest`` for an idempotency key that was used for another create."""
+        return await self._writer.run(lambda tx: _repeated(tx, new))
+
     async def get(self, id: str, owner: str | None) -> BatchRecord | None:
         """None when unknown or foreign; a null owner means: whoever owns it."""
         return await self._one("by_id", {"id": id, "owner": owner})
@@ -139,24 +144,18 @@ class SqliteBatches:
 
 
 def _open(tx: Tx, new: NewBatch) -> BatchRecord:
-    if new.idempotency_key is not None:
-        first = tx.one(_Q["by_idempotency_key"], {"owner": new.owner, "key": new.idempotency_key})
-        if first is not None:
-            return _same(batch_record(first), new)
+    first = _repeated(tx, new)
+    if first is not None:
+        return first
     if tx.one(_Q["readable_input"], {"seq": new.file.seq, "now": tx.now_s}) is None:
         raise NotFound(f"No such File object: {new.file.id}", param="input_file_id")
     active = tx.one(_Q["active_of_file"], {"seq": new.file.seq})
-    if active is not None:
-        if new.retried:
-            return batch_record(active)
-        if not new.allow_duplicate:
-            raise DuplicateActiveBatch(
-                f"File {new.file.id} already has an active batch, {active['id']}; "
-                "wait for its end or cancel it.",
-                param="input_file_id",
-            )
-    elif new.retried and (first := _lost(tx, new)) is not None:
-        return first
+    if active is not None and not new.allow_duplicate:
+        raise DuplicateActiveBatch(
+            f"File {new.file.id} already has an active batch, {active['id']}; "
+            "wait for its end or cancel it.",
+            param="input_file_id",
+        )
     cursor = tx.run(
         _Q["insert"],
         {
@@ -183,6 +182,17 @@ def _open(tx: Tx, new: NewBatch) -> BatchRecord:
     crash_point("batch.open.before_commit")
     tx.after.append("batch.open.after_commit")
     return batch_record(tx.one(_Q["by_seq"], {"seq": seq}))
+
+
+def _repeated(tx: Tx, new: NewBatch) -> BatchRecord | None:
+    if new.idempotency_key is not None:
+        first = tx.one(_Q["by_idempotency_key"], {"owner": new.owner, "key": new.idempotency_key})
+        if first is not None:
+            return _same(batch_record(first), new)
+    if not new.retried:
+        return None
+    active = tx.one(_Q["active_of_file"], {"seq": new.file.seq})
+    return _lost(tx, new) if active is None else batch_record(active)
 
 
 def _same(first: BatchRecord, new: NewBatch) -> BatchRecord:

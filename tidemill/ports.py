@@ -242,11 +242,12 @@ class Batches(Protocol):
     """Batches. Every transition is conditional on the state that it leaves."""
 
     async def open(self, new: NewBatch) -> BatchRecord:
-        """One commit. The same idempotency key of the same owner, or ``retried`` with an active
-        batch of the same
-        file, gives the first batch again; otherwise an active batch of the file raises
-        ``DuplicateActiveBatch``
-        unless ``allow_duplicate``."""
+        """One commit. A repeated create gives the first batch again; otherwise an active batch of
+        the file raises ``DuplicateActiveBatch`` unless ``allow_duplicate``."""
+
+    async def repeated(self, new: NewBatch) -> BatchRecord | None:
+        """The batch that this create repeats: one with the same idempotency key of the same owner,
+        or, where it is ``retried``, an active or just completed batch of the same file."""
 
     async def get(self, id: str, owner: str | None) -> BatchRecord | None: ...
 

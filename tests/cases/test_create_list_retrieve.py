@@ -39,6 +39,21 @@ async def test_c44_a_create_whose_answer_was_lost(
         assert (await world.finished(another["id"]))["status"] == "completed"
 
 
+@pytest.mark.parametrize("headers", [{"x-stainless-retry-count": "1"}, {"Idempotency-Key": "once"}])
+async def test_c44_a_repeated_create_needs_no_room(
+    open_world: Open, headers: dict[str, str]
+) -> None:
+    """The pool is full of the very batch that is asked for again."""
+    async with open_world(max_intake_capacity=2, batch_local_concurrency=1) as world:
+        file = await world.upload(WAITS + line("b", "!wait for ever"))
+        fields = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions"}
+        first = await world.client.post(
+            "/v1/batches", json=fields, headers={"Idempotency-Key": "once"}
+        )
+        again = await world.client.post("/v1/batches", json=fields, headers=headers)
+        assert (again.status_code, again.json()["id"]) == (200, first.json()["id"])
+
+
 async def test_c44_a_key_that_was_used_for_another_create(world: World) -> None:
     """It would be the wrong batch's results, and this input would never run."""
     headers = {"Idempotency-Key": "mine"}
