@@ -113,6 +113,7 @@ class Ending:
         self._takeover(batch, batch.total - batch.completed - batch.failed)
 
     def reruns(self, meaning: Meaning) -> bool:
+        """True when a refusal of this meaning sends the batch here."""
         if meaning is Meaning.QUOTA:
             return self._fallback_on_quota
         return meaning in (Meaning.MODEL, Meaning.MIXED)
@@ -120,6 +121,10 @@ class Ending:
     async def learn(
         self, batch: BatchRecord, meaning: Meaning | None, problems: Sequence[Problem]
     ) -> None:
+        """Remember the models that a refusal names, or all of the batch's where it names none.
+
+        ``problems`` are the refusal's own words, at least one.
+        """
         if meaning is Meaning.MIXED:
             await self._eligibility.teach(self.name, [MIXED], problems[0].message)
         if meaning is not Meaning.MODEL:
