@@ -7,6 +7,7 @@ from functools import partial
 
 from tidemill import access, wire
 from tidemill.errors import AtCapacity, NotCancellable
+from tidemill.estimates import Examination, Tally
 from tidemill.jsonl import Checker
 from tidemill.ports import FileDraft, Store
 from tidemill.scheduler.runner import Runner
@@ -24,6 +25,10 @@ from tidemill.types import (
 
 Place = Callable[[FileFacts, Upload], Awaitable[FileFacts]]
 """Decides where a checked file's batch runs; raises when nowhere."""
+
+
+SAMPLE = 32
+"""Bodies per model that an examination keeps, for counting their tokens."""
 
 
 class LocalBackend:
@@ -50,19 +55,35 @@ class LocalBackend:
 
     async def accept(self, upload: Upload) -> FileRecord:
         """Check and store an upload in one pass; a refused or broken one leaves nothing behind."""
-        checker = Checker(
-            max_bytes=self._max_bytes,
-            max_lines=self._max_lines,
-            knows=self._knows,
-            permits=_permits(upload.principal),
-            check=upload.validation == "upload",
-        )
+        checker = self._checker(upload)
         draft = await self._store.files.draft(upload.new)
         try:
             return await self._receive(upload, checker, draft)
         except BaseException:
             await draft.discard()
             raise
+
+    async def examine(self, upload: Upload) -> Examination:
+        """Check an upload and place it, as ``accept`` does, and keep nothing."""
+        checker, tally = self._checker(upload), Tally(None, sample=SAMPLE)
+        async for piece in upload.body:
+            checker.feed(piece)
+            tally.feed(piece)
+        _, facts = checker.finish()
+        if self._place is not None:
+            facts = await self._place(facts, upload)
+        demand = tally.finish()
+        samples = {model: tuple(bodies) for model, bodies in tally.samples.items()}
+        return Examination(facts=facts, demand=demand, samples=samples)
+
+    def _checker(self, upload: Upload) -> Checker:
+        return Checker(
+            max_bytes=self._max_bytes,
+            max_lines=self._max_lines,
+            knows=self._knows,
+            permits=_permits(upload.principal),
+            check=upload.validation == "upload",
+        )
 
     async def _receive(self, upload: Upload, checker: Checker, draft: FileDraft) -> FileRecord:
         async for piece in upload.body:

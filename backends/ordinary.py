@@ -53,6 +53,10 @@ class OrdinaryRoutes:
         """The provider, whatever the model."""
         return self._provider.name
 
+    async def count(self, endpoint: str, body: bytes) -> int | None:
+        """Unknown: only the provider has its tokenizer."""
+        return None
+
     @property
     def capacity(self) -> int:
         """Lines that it may be given now."""

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 from tidemill.backends.provider import ProviderBackend
 from tidemill.errors import Forbidden, NotSupported, ProviderUnavailable
+from tidemill.estimates import Examination
 from tidemill.ports import Backend
 from tidemill.types import BatchRecord, FileRecord, NewBatch, Upload
 
+Examine = Callable[[Upload], Awaitable[Examination]]
+
 
 class BackendRegistry:
-    """Implements ``ports.Registry``. ``backends`` has ``local`` and the providers by name."""
+    """Implements ``ports.Registry``. ``backends`` has ``local`` and the providers by name;
+    ``examine`` is what ``local`` would do with an upload."""
 
-    def __init__(self, backends: Mapping[str, Backend]) -> None:
+    def __init__(self, backends: Mapping[str, Backend], examine: Examine) -> None:
         self._backends = dict(backends)
+        self._examine = examine
 
     async def accept(self, upload: Upload) -> FileRecord:
         """Check and store an upload, decide where its batch will run, and hand it there.
 
         What is certain to be refused is refused before the body is read.
         """
+        self._refuse_early(upload)
+        file = await self._backends["local"].accept(upload)
+        backend = self.named(file.facts.placement.backend)
+        if isinstance(backend, ProviderBackend):
+            await backend.take(file)
+        return file
+
+    async def examine(self, upload: Upload) -> Examination:
+        """Check an upload and decide where its batch would run; keep nothing, ask no provider to
+        take anything."""
+        self._refuse_early(upload)
+        return await self._examine(upload)
+
+    def _refuse_early(self, upload: Upload) -> None:
         if upload.provider is not None and not self._is_provider(upload.provider):
             raise Forbidden(
                 f"The key may not use a provider named '{upload.provider}'.",
@@ -32,11 +51,6 @@ class BackendRegistry:
                 "No provider with a batch API is configured; send X-Tidemill-Execution: auto or "
                 "local to run the batch here."
             )
-        file = await self._backends["local"].accept(upload)
-        backend = self.named(file.facts.placement.backend)
-        if isinstance(backend, ProviderBackend):
-            await backend.take(file)
-        return file
 
     def named(self, name: str) -> Backend:
         """The backend of a placement; for a provider that is no longer configured one that shows

@@ -51,6 +51,11 @@ class RoutedInference:
         """Where a request for this model would run."""
         return next((place.where(model) for place in self._places if place.knows(model)), "local")
 
+    async def count(self, endpoint: str, body: bytes) -> int | None:
+        """Prompt tokens of a request where its model is served."""
+        place = self._place(body, None)
+        return None if place is None else await place.count(endpoint, body)
+
     @property
     def capacity(self) -> int:
         """Lines that keep all places busy."""
@@ -88,9 +93,7 @@ class RoutedInference:
         place = self._place(body, model)
         if place is None:
             raise ModelNotFound("No model is served here.", param="model")
-        return place.stream(
-            endpoint, body, owner=owner, lane=lane, model=model, booked=booked
-        )
+        return place.stream(endpoint, body, owner=owner, lane=lane, model=model, booked=booked)
 
     def _place(self, body: bytes, forced: str | None) -> Bounded | None:
         name = forced or _model(body)

@@ -42,7 +42,10 @@ async def upload_file(request: Incoming) -> Response[dict[str, Any]]:
         )
     await allowance.upload(given, who)
     form = UploadForm(request)
-    execution, validation = _execution(request), _validation(request, given.settings.validation)
+    execution, validation = (
+        execution_asked(request),
+        _validation(request, given.settings.validation),
+    )
     filename = await form.open()
     file = await given.backends.accept(
         Upload(
@@ -50,7 +53,7 @@ async def upload_file(request: Incoming) -> Response[dict[str, Any]]:
             body=form.body(),
             principal=who,
             execution=execution,
-            provider=_header(request, "X-Tidemill-Provider", "X-Logos-Provider"),
+            provider=provider_asked(request),
             validation=validation,
             expiry=form.expiry,
         )
@@ -123,7 +126,13 @@ def _header(connection: Connection, *names: str) -> str | None:
     return next((value for name in names if (value := connection.headers.get(name))), None)
 
 
-def _execution(connection: Connection) -> Execution:
+def provider_asked(connection: Connection) -> str | None:
+    """The provider that a request names; None: none."""
+    return _header(connection, "X-Tidemill-Provider", "X-Logos-Provider")
+
+
+def execution_asked(connection: Connection) -> Execution:
+    """Where a request wants its batch to run. Raises ``BadRequest``."""
     text = _header(connection, "X-Tidemill-Execution", "X-Logos-Batch-Execution") or "auto"
     found = _EXECUTIONS.get(text.strip().lower())
     if found is None:

@@ -10,7 +10,7 @@ import msgspec
 
 from tidemill.budgets import BYTES_PER_TOKEN
 from tidemill.lines import Splitter, Text
-from tidemill.types import BatchParams, Record, Usage
+from tidemill.types import BatchParams, FileFacts, Record, Usage
 from tidemill.wire import canonical_endpoint
 
 DEFAULT_OUTPUT = 512
@@ -75,6 +75,14 @@ def of_line(
     return of_body(bytes(found.body), endpoint, params)
 
 
+def body_of(line: bytes) -> bytes:
+    """The request body of a line; empty where none can be read."""
+    try:
+        return bytes(_line.decode(line).body)
+    except (ValueError, RecursionError):
+        return b""
+
+
 def _whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
 
@@ -86,11 +94,25 @@ class Demand(Record, frozen=True, kw_only=True):
     usage: Usage = Usage()
 
 
-class Tally:
-    """Adds up an input file by model as it passes by."""
+class Examination(Record, frozen=True, kw_only=True):
+    """What an upload would be, had it been kept."""
 
-    def __init__(self, endpoint: str | None, params: BatchParams | None = None) -> None:
+    facts: FileFacts
+    demand: dict[str, Demand]
+    """By model."""
+    samples: dict[str, tuple[bytes, ...]]
+    """The first bodies by model, for who can count their tokens."""
+
+
+class Tally:
+    """Adds up an input file by model as it passes by; keeps the first ``sample`` bodies of each."""
+
+    def __init__(
+        self, endpoint: str | None, params: BatchParams | None = None, *, sample: int = 0
+    ) -> None:
         self._endpoint, self._params = endpoint, params
+        self._sample = sample
+        self.samples: dict[str, list[bytes]] = {}
         self._splitter = Splitter()
         self._sums: dict[str, list[int]] = {}
 
@@ -113,3 +135,5 @@ class Tally:
             sums[0] += 1
             sums[1] += usage.input
             sums[2] += usage.output
+            if sums[0] <= self._sample:
+                self.samples.setdefault(model, []).append(body_of(text.data))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+from tidemill.estimates import Examination
 from tidemill.types import (
     Account,
     AccountKind,
@@ -86,6 +87,10 @@ class Registry(Protocol):
         """Check and store an upload, decide where its batch will run, and hand it there.
 
         Our own copy of the bytes is always kept. Raises ``InvalidFile`` with every problem."""
+
+    async def examine(self, upload: Upload) -> Examination:
+        """Check an upload and decide where its batch would run, as ``accept`` does; keep
+        nothing."""
 
     def named(self, name: str) -> Backend:
         """The backend of a file's or batch's placement. Raises ``NotFound`` when it is gone."""
@@ -165,6 +170,10 @@ class Inference(Protocol):
 
     def where(self, model: str) -> str:
         """Where a request for this model would run: ``local`` or the name of a provider."""
+
+    async def count(self, endpoint: str, body: bytes) -> int | None:
+        """Prompt tokens of a request by the model's own tokenizer; None where it is not here or
+        the request cannot run."""
 
     async def answer(
         self,

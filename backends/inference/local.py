@@ -91,6 +91,18 @@ class LocalInference:
         """Here."""
         return "local"
 
+    async def count(self, endpoint: str, body: bytes) -> int | None:
+        """Prompt tokens of a request; None for embeddings and for what cannot run."""
+        if endpoint == EMBEDDINGS:
+            return None
+        try:
+            kind = _kind(endpoint)
+            request = decode(kind.body_decoder, body)
+            replica, ask = self._ask(request.model, None, Lane.BATCH, "", None)
+            return await replica.count(kind.plan(request, ask)[0])
+        except (TidemillError, RecursionError):
+            return None
+
     @property
     def capacity(self) -> int:
         """Lines that keep all engines busy: those that run and as many next in line; at least 1."""

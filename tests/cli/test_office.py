@@ -11,6 +11,7 @@ import pytest
 from openai import OpenAI, PermissionDeniedError
 
 from tests.cli.conftest import Run
+from tests.worlds.requests import chat, jsonl
 from tests.worlds.server import Server
 
 
@@ -107,3 +108,22 @@ def test_usage_is_there_while_the_server_runs(tidemill: Run, tmp_path: Path) -> 
         assert read == {name: str(value) for name, value in row.items()}
         keys = json.loads(tidemill("keys", "list", "--json", *store).out)
         assert keys[0]["last_used_at"] is not None
+
+
+def test_check_asks_the_server_that_it_is_for(tidemill: Run, live: Server, tmp_path: Path) -> None:
+    """Placement and tokens of a good file; every problem of a bad one; nothing is kept."""
+    at = ("--url", live.base_url)
+    before = tidemill("files", "list", *at).out
+    (tmp_path / "good.jsonl").write_bytes(jsonl([chat("a", "one two"), chat("b", "one")]))
+    good = tidemill("check", "good.jsonl", *at)
+    assert good.code == 0
+    assert "echo\t2\t3\ttokenised" in good.out
+    assert "would run\there: " in good.out
+    assert (
+        tidemill("check", "good.jsonl", "--json", *at).json()["placement"]["execution"] == "local"
+    )
+    (tmp_path / "bad.jsonl").write_bytes(jsonl([chat("a", "x"), chat("a", "x")]))
+    bad = tidemill("check", "bad.jsonl", *at)
+    assert bad.code == 1
+    assert "duplicate_custom_id" in bad.out
+    assert tidemill("files", "list", *at).out == before

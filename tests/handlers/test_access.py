@@ -22,6 +22,7 @@ BATCH_ROWS = (
     ("HEAD", "/files/{file_id}/content", True),
     ("POST", "/batches", False),
     ("GET", "/batches", False),
+    ("POST", "/batches/preflight", False),
     ("GET", "/batches/{batch_id}", True),
     ("POST", "/batches/{batch_id}/cancel", True),
     ("GET", "/batches/{batch_id}/results", True),

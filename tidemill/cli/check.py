@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
 
 from tidemill.cli import options
-from tidemill.cli.screen import Failed, emit, problem_table, table
+from tidemill.cli.screen import Failed, emit, problem_table, table, when
 from tidemill.errors import InvalidFile, TidemillError
 from tidemill.jsonl import Checker
 from tidemill.settings import load
@@ -21,22 +22,31 @@ BYTES_PER_TOKEN = 4
 @click.command()
 @click.argument("input_path", metavar="INPUT.jsonl", type=click.Path(path_type=Path))
 @click.option("--model", "models", multiple=True, help="A model that is served; others are wrong.")
+@options.url(None)
+@options.api_key
 @options.config
 @options.setting_flags(("max_batch_file_bytes", "max_batch_requests"))
 @options.as_json
 def check(
     input_path: Path,
     models: tuple[str, ...],
+    url: str | None,
+    api_key: str | None,
     config: Path | None,
     max_batch_file_bytes: str | None,
     max_batch_requests: str | None,
     as_json: bool,
 ) -> None:
-    """Check an input file without a server.
+    """Check an input file: without a server, or with --url by the server that it is for.
 
     Every problem is shown with its line number, and the exit code is 1. Token counts are
-    estimates (bytes / 4).
+    estimates (bytes / 4). A server also says where the batch would run and why, what it would
+    cost, whether there is money and room for it, and about when it would be done. It keeps
+    nothing.
     """
+    if url is not None:
+        _ask(input_path, url, api_key, as_json)
+        return
     limits = load(
         {"max_batch_file_bytes": max_batch_file_bytes, "max_batch_requests": max_batch_requests},
         toml=config,
@@ -76,6 +86,54 @@ def check(
             ("longest line", f"{facts.max_line_bytes} bytes"),
             ("prompt tokens", f"about {size // BYTES_PER_TOKEN} (estimate: bytes / 4)"),
         ],
+    )
+
+
+def _ask(path: Path, url: str, api_key: str | None, as_json: bool) -> None:
+    """Let the server say what would become of the file."""
+    with options.client(url, api_key) as client:
+        found = client.preflight(path)
+    if as_json:
+        emit(found)
+    elif found["problems"]:
+        problem_table(found["problems"])
+    else:
+        _report(found)
+    if found["problems"]:
+        n = len(found["problems"])
+        raise Failed(f"{path} has {n} problem{'s' if n > 1 else ''}")
+    if not found["ok"]:
+        raise Failed(found["budget"]["message"].rstrip("."))
+
+
+def _report(found: dict[str, Any]) -> None:
+    placement, cost = found["placement"], found["cost"]
+    where = placement["provider"] or "here"
+    table(
+        ("", ""),
+        [
+            ("lines", found["lines"]),
+            ("endpoint", found["endpoint"]),
+            ("would run", f"{where}: {placement['reason']}"),
+            ("cost", f"about {cost['estimate']} {cost['currency']}"),
+            ("at batch rate", cost["batch"]),
+            ("at standard rate", cost["standard"]),
+            ("done by", when(found["expected_finish_at"]) or "cannot be told"),
+        ],
+    )
+    table(
+        ("model", "lines", "prompt tokens", "which are", "answer tokens at most"),
+        [
+            (
+                one["model"],
+                one["lines"],
+                one["input_tokens"],
+                one["input_tokens_are"],
+                one["output_tokens_at_most"],
+            )
+            for one in found["models"]
+        ],
+        right="lines,prompt tokens,answer tokens at most",
     )
 
 

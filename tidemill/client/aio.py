@@ -128,6 +128,11 @@ class AsyncTidemillClient:
             core.create_call(input_file_id, endpoint, completion_window, fields)
         )
 
+    async def preflight(self, file: str | Path | bytes, *, filename: str | None = None) -> Json:
+        """What would become of a file: ``ok``, ``problems``, ``placement``, ``models``, ``cost``,
+        ``budget``. Nothing is kept."""
+        return await self._json(core.preflight_call(core.source(file, filename)))
+
     async def get_batch(self, batch_id: str) -> Json:
         """The batch as it is now."""
         return await self._json(Call("GET", core.batch_path(batch_id)))

@@ -234,6 +234,11 @@ def upload_call(upload: Upload, purpose: str, expires_after_s: int | None) -> Ca
     return Call("POST", "/v1/files", form=form, upload=upload)
 
 
+def preflight_call(upload: Upload) -> Call:
+    """``POST /v1/batches/preflight`` with a file that is not kept."""
+    return Call("POST", "/v1/batches/preflight", form={"purpose": "batch"}, upload=upload)
+
+
 def create_call(input_file_id: str, endpoint: str, window: str, fields: Mapping[str, Any]) -> Call:
     """``POST /v1/batches``. The key lets a repetition, whose answer was lost, find its batch."""
     body = {

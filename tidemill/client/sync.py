@@ -130,6 +130,11 @@ class TidemillClient:
         )
         return self._json(core.create_call(input_file_id, endpoint, completion_window, fields))
 
+    def preflight(self, file: str | Path | bytes, *, filename: str | None = None) -> Json:
+        """What would become of a file: ``ok``, ``problems``, ``placement``, ``models``, ``cost``,
+        ``budget``. Nothing is kept."""
+        return self._json(core.preflight_call(core.source(file, filename)))
+
     def get_batch(self, batch_id: str) -> Json:
         """The batch as it is now."""
         return self._json(Call("GET", core.batch_path(batch_id)))
