@@ -252,3 +252,44 @@ async def test_a_provider_that_left_the_settings_leaves_its_objects_readable(
         assert len(await house.rows(again.output_file_id)) == 1
         with pytest.raises(openai.InternalServerError, match="no longer configured"):
             await house.create(file.id)
+
+
+async def test_a_provider_that_stays_away_is_given_up_for_what_can_run_here(
+    server: Open, world: ProviderWorld
+) -> None:
+    """After about half an hour of failures; here the waits are short."""
+    world.fail("batches.create", times=-1, status=503)
+    async with server(batch_reconcile_interval_s=0.05) as house:
+        ended = await house.until((await house.start(line("a", model="echo"))).id)
+        assert ended.status == "completed"
+        assert ended.model_extra["tidemill_execution"] == "local"
+        assert await house.server.providers.eligibility.all() == []
+    assert world.calls("batches.create") > 10
+
+
+async def test_what_can_run_nowhere_else_expires(server: Open, world: ProviderWorld) -> None:
+    """A batch that never reached its provider ends with its window, each line with its row."""
+    world.fail("batches.create", times=-1, status=503)
+    async with server(batch_reconcile_interval_s=0.05, window_seconds=1) as house:
+        ended = await house.until((await house.start(line("a", model="small"))).id)
+        assert ended.status == "expired"
+        (row,) = (await house.rows(ended.error_file_id)).values()
+        assert row["error"]["code"] == "batch_expired"
+
+
+async def test_a_cancel_reaches_a_batch_whose_create_was_lost(
+    server: Open, world: ProviderWorld
+) -> None:
+    """Also when the provider could not be asked in between: the batch is found and cancelled."""
+    world.set(hold="in_progress")
+    async with server() as house:
+        file = await house.upload(line("a"), line("b"))
+        world.fail("batches.create", kind="lose")
+        world.fail("batches.list", times=2, status=503)
+        batch = await house.create(file.id)
+        assert (await house.client.batches.cancel(batch.id)).status == "cancelling"
+        ended = await house.until(batch.id)
+        assert ended.status == "cancelled"
+        assert ended.request_counts.failed + ended.request_counts.completed == 2
+    (there,) = world.state()["batches"].values()
+    assert there["status"] == "cancelled"
