@@ -50,6 +50,7 @@ def test_the_cuda_arena_compiles_and_links_where_there_is_a_cuda_compiler(
         assert "TIDEMILL_CUDA=ON, but there is no working nvcc" in said(configured)
         return
     assert configured.returncode == 0, configured.stdout
+    assert "CMake Error" not in configured.stdout
     built = cmake("--build", tmp_path, "-j", 1)
     assert built.returncode == 0, built.stdout
     ran = subprocess.run(
