@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -118,6 +119,10 @@ def test_a_bad_file_is_shown_with_its_lines(tidemill: Run, live: Server, tmp_pat
         (["in.jsonl", "-o", "o", "--url", "localhost:1"], "--url"),
         (["in.jsonl", "-o", "o", "--slots", "many"], "slots"),
         (["in.jsonl", "-o", "o", "--engine", "steam"], "engine"),
+        (["in.jsonl", "-o", "in.jsonl"], "in.jsonl"),
+        (["in.jsonl", "-o", "./sub/../in.jsonl"], "in.jsonl"),
+        (["in.jsonl", "-o", "o", "-e", "in.jsonl"], "in.jsonl"),
+        (["in.jsonl", "-o", "o", "-e", "o"], "o."),
     ],
 )
 def test_a_wrong_command_line_is_one_sentence(
@@ -129,6 +134,7 @@ def test_a_wrong_command_line_is_one_sentence(
     assert len(ran.err.splitlines()) == 1
     assert ran.err.startswith("Error: ")
     assert named in ran.err
+    assert requests.stat().st_size > 0
 
 
 def test_a_server_that_cannot_start_is_explained(
@@ -143,12 +149,16 @@ def test_a_server_that_cannot_start_is_explained(
 
 def test_ctrl_c_says_how_to_go_on_and_resume_does(tmp_path: Path) -> None:
     """Every line is answered once, whichever of the two runs it was."""
-    (tmp_path / "in.jsonl").write_bytes(jsonl(chat(str(n), "!sleep 0.2 x") for n in range(20)))
+    (tmp_path / "in.jsonl").write_bytes(
+        jsonl(chat(str(n), "!sleep 0.2 x", model="my echo") for n in range(20))
+    )
     env = {k: v for k, v in os.environ.items() if not k.startswith(("TIDEMILL_", "LOGOS_"))}
     env["TIDEMILL_BATCH_LOCAL_CONCURRENCY"] = "2"
-    command = [sys.executable, "-m", "tidemill", "run", "-o", "out.jsonl", "--engine", "echo"]
     first = subprocess.Popen(
-        [*command, "in.jsonl"],
+        [
+            *(sys.executable, "-m", "tidemill", "run", "in.jsonl", "-o", "out.jsonl"),
+            *("-e", "no good.jsonl", "--engine", "echo", "--model-name", "my echo"),
+        ],
         cwd=tmp_path,
         env=env,
         stderr=subprocess.PIPE,
@@ -166,10 +176,10 @@ def test_ctrl_c_says_how_to_go_on_and_resume_does(tmp_path: Path) -> None:
     assert "Traceback" not in err
     assert not (tmp_path / "out.jsonl").exists()
 
-    advice = re.search(r"tidemill run (--resume batch_\w+ -o out\.jsonl --storage-path \S+)", err)
+    advice = re.search(r"go on: +(tidemill run --resume batch_\w+ .+)", err)
     assert advice is not None
     resumed = subprocess.run(
-        [*command, *advice[1].split()],
+        [sys.executable, "-m", *shlex.split(advice[1])],
         cwd=tmp_path,
         env=env,
         capture_output=True,

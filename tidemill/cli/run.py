@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,12 +98,14 @@ def run(
     if input_path is not None and not input_path.is_file():
         raise click.UsageError(f"There is no file {input_path}.")
     if errors is None:
-        errors = output.with_name(f"{output.stem}.errors{output.suffix or '.jsonl'}")
+        errors = _beside(output)
+    _keep_apart(input_path, output, errors)
     with _server(url, api_key, config, flags) as (client, store):
         began = clock.monotonic()
         batch_id = resume or _create(client, input_path, endpoint)
         say(f"Batch {batch_id} at {client.root}")
-        with _explained(batch_id, output, url, store), batch_bar(not as_json) as update:
+        words = _again(output, errors, config, flags)
+        with _explained(batch_id, words, url, store), batch_bar(not as_json) as update:
             batch = client.wait_for_batch(batch_id, poll_interval, on_poll=update)
         seconds = clock.monotonic() - began
         written = client.save_results(batch, output, errors) if batch["status"] != "failed" else []
@@ -116,6 +119,21 @@ def run(
             answers.show(written, answers.order(input_path) if input_path else [])
         _report(batch, seconds, output, errors, written, store)
     judge(batch, strict)
+
+
+def _beside(output: Path) -> Path:
+    return output.with_name(f"{output.stem}.errors{output.suffix or '.jsonl'}")
+
+
+def _keep_apart(input_path: Path | None, output: Path, errors: Path) -> None:
+    """Results are moved over what is there: that must be neither the input nor one another."""
+    places = {"the answers": output.resolve(), "the failed lines": errors.resolve()}
+    if input_path is not None:
+        for what, place in places.items():
+            if place == input_path.resolve():
+                raise click.UsageError(f"{input_path} is the input; {what} need another file.")
+    if len(set(places.values())) < len(places):
+        raise click.UsageError(f"The answers and the failed lines cannot both go to {output}.")
 
 
 @contextmanager
@@ -197,13 +215,31 @@ def _endpoint_of(path: Path) -> str:
         return ENDPOINTS[0]
 
 
+def _again(
+    output: Path, errors: Path, config: Path | None, flags: dict[str, Any]
+) -> tuple[str, str]:
+    """Words of the command line that hold for another command, too: where results go, and what the
+    server was told. Another model would fail the lines that are left."""
+    places = ["-o", str(output)]
+    if errors != _beside(output):
+        places += ["-e", str(errors)]
+    told = [] if config is None else ["--config", str(config)]
+    for name, value in flags.items():
+        if value is not None and name != "storage_path":
+            told += ["--" + name.replace("_", "-"), str(value)]
+    return shlex.join(places), "".join(" " + word for word in map(shlex.quote, told))
+
+
 @contextmanager
-def _explained(batch_id: str, output: Path, url: str | None, store: Path | None) -> Iterator[None]:
+def _explained(
+    batch_id: str, words: tuple[str, str], url: str | None, store: Path | None
+) -> Iterator[None]:
     """On Ctrl-C: what becomes of the batch, and how to go on or to cancel."""
     try:
         yield
     except KeyboardInterrupt:
-        resume = f"tidemill run --resume {batch_id} -o {output}"
+        places, told = words
+        resume = f"tidemill run --resume {batch_id} {places}"
         if store is None:
             say(f"\nInterrupted. Batch {batch_id} goes on at {url}.")
             say(f"  watch it:        tidemill batches watch {batch_id} --url {url}")
@@ -212,9 +248,10 @@ def _explained(batch_id: str, output: Path, url: str | None, store: Path | None)
         else:
             say(f"\nInterrupted. Finished lines of {batch_id} are kept in {store}; lines in flight")
             say("may finish now (Ctrl-C again stops at once).")
-            say(f"  go on:     {resume} --storage-path {store}")
+            at = f"--storage-path {shlex.quote(str(store))}{told}"
+            say(f"  go on:     {resume} {at}")
             say(
-                f"  cancel it: tidemill serve --storage-path {store}, and elsewhere "
+                f"  cancel it: tidemill serve {at}, and elsewhere "
                 f"tidemill batches cancel {batch_id}"
             )
         raise
