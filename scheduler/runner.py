@@ -36,6 +36,10 @@ from tidemill.types import (
 
 log = structlog.get_logger()
 
+_AT_ONCE = 256
+"""Lines leased or settled in one go: more would keep the event loop from everybody else for longer
+than an interactive request should wait."""
+
 
 class Runner:
     """Owns all local batches of one server while it runs."""
@@ -158,6 +162,7 @@ class Runner:
     async def _lease(self, seq: int, n: int) -> None:
         self._batches.stirred.discard(seq)
         until_at = int(clock.now_f() + self._lease_s) + 1
+        n = min(n, _AT_ONCE)
         leases = await self._store.lines.lease(seq, n, self._holder, until_at)
         if len(leases) < n and seq not in self._batches.stirred:
             self._batches.turns.dry(seq)
@@ -192,7 +197,8 @@ class Runner:
     async def _settle_loop(self) -> None:
         while True:
             while self._outcomes:
-                outcomes, self._outcomes = self._outcomes, []
+                outcomes = self._outcomes[:_AT_ONCE]
+                del self._outcomes[:_AT_ONCE]
                 try:
                     async with self._settling:
                         await self._settle(outcomes)
