@@ -25,11 +25,15 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "Python's venv module is missing; install it (Debian: apt-get install python3-venv)." >&2; exit 2; }
 
+# Installed before the package itself, whose native step is compiled against its headers.
+LLAMA := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["llama"])
+
 # A stamp is the proof of one installation; it ages when what is installed or compiled changes.
 BUILT := pyproject.toml $(wildcard CMakeLists.txt native/src/* native/include/*/*)
 
 $(VENV)/.run: $(BUILT) | $(BIN)/python
 	@echo "Installing tidemill and its engine into $(VENV) (the first time compiles llama.cpp)."
+	@$(BIN)/python -c '$(LLAMA)' | xargs $(BIN)/python -m pip install -qq
 	@$(BIN)/python -m pip install -qq -e '.[llama,smollm2]'
 	@touch $@
 
