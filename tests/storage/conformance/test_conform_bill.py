@@ -1,0 +1,273 @@
+"""The bill under random schedules: create, run, cancel, expire, crash, retry and settle, over
+several owners, in any order."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.storage.conformance.conftest import Factory
+from tests.storage.world import Hand, Input, S, begin, fresh, lease, settlement
+from tidemill import prices
+from tidemill.errors import BudgetExceeded
+from tidemill.ports import Store
+from tidemill.types import (
+    TERMINAL,
+    Account,
+    Answer,
+    BatchRecord,
+    KeyRecord,
+    Lease,
+    Limits,
+    LineState,
+    Refusal,
+    Usage,
+    UsageRow,
+)
+
+# One micro-unit a token: costs are token counts.
+PRICES = prices.parse({"models": {"local/m": {"input": 1, "output": 1}}})
+MOST = 100
+"""What each line holds; it uses no more."""
+BUDGETS = {"key_a": 250, "key_b": 400, "key_c": None}
+TEAM_BUDGET = 500
+OVER = Refusal(code="budget_exceeded", message="no")
+FAILED = Refusal(code="bad", message="no", status_code=400)
+
+CLOSINGS = {
+    S.CANCELLING: (LineState.CANCELLED, S.CANCELLED),
+    S.EXPIRING: (LineState.EXPIRED, S.EXPIRED),
+}
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("open"),
+            st.sampled_from(sorted(BUDGETS)),
+            st.integers(1, 3),
+            st.sampled_from([0, 0, 150, 300]),
+            st.sampled_from([None, None, 120, 220]),
+        ),
+        st.tuples(st.just("lease"), st.integers(0, 3), st.integers(1, 3)),
+        st.tuples(st.just("lease"), st.integers(0, 3), st.integers(1, 3)),
+        st.tuples(st.just("answer"), st.integers(0, 5), st.integers(0, MOST), st.booleans()),
+        st.tuples(st.just("answer"), st.integers(0, 5), st.integers(0, MOST), st.booleans()),
+        st.tuples(st.just("fail"), st.integers(0, 5)),
+        st.tuples(st.just("retry"), st.integers(0, 5)),
+        st.tuples(st.just("late"), st.integers(0, 9), st.integers(1, MOST)),
+        st.tuples(st.just("close"), st.integers(0, 3), st.sampled_from(sorted(CLOSINGS))),
+        st.tuples(st.just("finish"), st.integers(0, 3)),
+        st.tuples(st.just("chat"), st.integers(1, MOST)),
+        st.just(("crash",)),
+    ),
+    min_size=4,
+    max_size=18,
+)
+
+
+@dataclass
+class Bill:
+    """A store, what was done to it, and what must be true of it."""
+
+    store: Store
+    open_store: Callable[[], Store]
+    batches: list[BatchRecord] = field(default_factory=list)
+    flight: list[Lease] = field(default_factory=list)
+    old: list[Lease] = field(default_factory=list)
+    tokens: Counter[str] = field(default_factory=Counter)
+    """Expected per batch id, and per key for requests outside a batch."""
+
+    async def step(self, name: str, *arguments: Any) -> None:
+        await getattr(self, name)(*arguments)
+
+    async def open(self, key: str, n: int, hold: int, max_cost: int | None) -> None:
+        try:
+            made = await begin(
+                self.store, Input(n), key_id=key, hold=hold, max_cost=max_cost, owner=key
+            )
+        except BudgetExceeded:
+            return
+        self.batches.append(made)
+
+    async def lease(self, which: int, n: int) -> None:
+        if not self.batches:
+            return
+        for one in await lease(self.store, self.batches[which % len(self.batches)], n):
+            turn = await self.store.budgets.hold(one, MOST)
+            if turn == "held":
+                self.flight.append(one)
+            elif turn == "wait":
+                await self.store.lines.release([one], spend=False)
+            else:
+                await self.store.lines.settle([settlement(one, OVER)])
+            if turn != "held":
+                self.old.append(one)
+
+    async def answer(self, which: int, tokens: int, twice: bool) -> None:
+        if not self.flight:
+            return
+        one = self.flight.pop(which % len(self.flight))
+        self.old.append(one)
+        ended = settlement(one, Answer(body=b"{}", usage=Usage(output=tokens)))
+        await self.store.lines.settle([ended, ended] if twice else [ended])
+        self.tokens[one.batch_id] += tokens
+
+    async def fail(self, which: int) -> None:
+        if self.flight:
+            one = self.flight.pop(which % len(self.flight))
+            self.old.append(one)
+            await self.store.lines.settle([settlement(one, FAILED)])
+
+    async def retry(self, which: int) -> None:
+        if self.flight:
+            one = self.flight.pop(which % len(self.flight))
+            self.old.append(one)
+            await self.store.lines.release([one])
+
+    async def late(self, which: int, tokens: int) -> None:
+        """A settlement, or a hold, of a lease that is over changes nothing."""
+        if self.old:
+            one = self.old[which % len(self.old)]
+            ended = settlement(one, Answer(body=b"{}", usage=Usage(output=tokens)))
+            await self.store.lines.settle([ended])
+            await self.store.budgets.hold(one, tokens)
+
+    async def close(self, which: int, closing: S) -> None:
+        if self.batches:
+            batch = self.batches[which % len(self.batches)]
+            await self.store.batches.move(batch.seq, frozenset({S.IN_PROGRESS}), closing)
+
+    async def finish(self, which: int) -> None:
+        """As far as the batch can go now."""
+        if not self.batches:
+            return
+        batch = await fresh(self.store, self.batches[which % len(self.batches)])
+        if batch.status in CLOSINGS:
+            to, end = CLOSINGS[batch.status]
+            await self.store.lines.close(batch.seq, to, "closed", "closed")
+            if not await self.store.lines.running(batch.seq):
+                await self.store.batches.move(batch.seq, frozenset({batch.status}), end)
+        elif batch.status is S.FINALIZING:
+            await self.store.batches.move(batch.seq, frozenset({S.FINALIZING}), S.COMPLETED)
+
+    async def chat(self, tokens: int) -> None:
+        row = UsageRow(
+            owner="key_c",
+            key_id="key_c",
+            model="m",
+            execution="local",
+            tier="standard",
+            usage=Usage(input=tokens),
+            batch_id=None,
+            custom_id=None,
+            at=1_800_000_000,
+        )
+        await self.store.ledger.book([row])
+        self.tokens["key_c"] += tokens
+
+    async def crash(self) -> None:
+        """Whatever ran is queued again, and its old leases are worth nothing."""
+        await self.store.close()
+        self.store = self.open_store()
+        await self.store.start()
+        self.old += self.flight
+        self.flight.clear()
+
+    async def end(self) -> None:
+        """Cancel all that is left."""
+        while self.flight:
+            await self.retry(0)
+        for n in range(len(self.batches)):
+            await self.close(n, S.CANCELLING)
+            await self.finish(n)
+
+    async def check(self) -> None:
+        """The sums agree, nothing is booked twice, and no budget is crossed."""
+        rows = await self.store.ledger.usage(None, 0, 2**40)
+        lines = [(row.batch_id, row.custom_id) for row in rows if row.batch_id is not None]
+        assert len(lines) == len(set(lines))
+        booked: Counter[str] = Counter()
+        spent: Counter[str] = Counter()
+        for row in rows:
+            assert row.cost == row.usage.input + row.usage.output
+            booked[row.batch_id or row.owner] += row.cost
+            spent[row.key_id or ""] += row.cost
+            if row.team_id is not None:
+                spent[row.team_id] += row.cost
+        assert +booked == +self.tokens
+        held: Counter[str] = Counter()
+        for known in self.batches:
+            batch = await fresh(self.store, known)
+            assert batch.cost == booked[batch.id] == batch.usage.output
+            if batch.max_cost is not None:
+                assert batch.cost <= batch.max_cost
+            if batch.status in TERMINAL:
+                assert batch.held == 0
+                assert batch.completed + batch.failed == batch.total
+            in_flight = MOST * sum(one.batch_id == batch.id for one in self.flight)
+            held[batch.key_id or ""] += max(batch.held, in_flight)
+        for key, budget in BUDGETS.items():
+            for purse in await self.store.budgets.purses(key):
+                assert purse.spent == spent[purse.id], purse
+                limit = purse.limits.monthly_budget
+                if limit is not None:
+                    assert purse.spent + purse.committed <= limit, purse
+                if purse.kind == "key":
+                    assert purse.committed == held[key]
+                    assert purse.limits.monthly_budget == budget
+
+
+async def _run(open_store: Callable[[], Store], schedule: list[tuple[Any, ...]]) -> None:
+    store = open_store()
+    await store.start()
+    bill = Bill(store, open_store)
+    try:
+        limits = Limits(monthly_budget=TEAM_BUDGET)
+        await store.accounts.add(Account(kind="team", id="team_1", name="t", limits=limits))
+        for id, budget in BUDGETS.items():
+            await store.keys.add(
+                KeyRecord(
+                    id=id,
+                    name=id,
+                    owner=id,
+                    prefix="",
+                    digest=id,
+                    created_at=1,
+                    team_id=None if id == "key_c" else "team_1",
+                    limits=Limits(monthly_budget=budget),
+                )
+            )
+        for step in schedule:
+            await bill.step(*step)
+            await bill.check()
+        await bill.end()
+        await bill.check()
+        for key in BUDGETS:
+            assert all(p.committed == 0 for p in await bill.store.budgets.purses(key))
+    finally:
+        await bill.store.close()
+
+
+@settings(
+    max_examples=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(schedule=steps)
+def test_the_bill_is_right_whatever_happens(
+    factory: Factory, schedule: list[tuple[Any, ...]]
+) -> None:
+    """After every step: usage rows equal what the lines report, no line is booked twice, budgets
+    and caps are not crossed while lines use no more than they hold; at the end nothing is
+    reserved."""
+    with tempfile.TemporaryDirectory(prefix="tidemill-bill-") as folder:
+        anyio.run(_run, partial(factory, Path(folder) / "store", Hand(), PRICES), schedule)
