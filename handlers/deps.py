@@ -12,7 +12,8 @@ from litestar.handlers.base import BaseRouteHandler
 
 from tidemill import access
 from tidemill.errors import BadRequest, Forbidden, TooLarge
-from tidemill.handlers.identity import Identities
+from tidemill.handlers import neighbours
+from tidemill.handlers.identity import LOCAL, Identities
 from tidemill.pace import Pace
 from tidemill.ports import Inference, ProviderDesk, Registry, Store
 from tidemill.prices import Catalogue
@@ -56,9 +57,14 @@ def services(connection: Connection) -> Services:
 
 async def principal(connection: Connection) -> Principal:
     """Who sends this request, by ``Authorization: Bearer`` or ``api-key``; asked before the body is
-    read. Raises ``Unauthenticated``; a key is never repeated in the answer."""
+    read. Raises ``Unauthenticated``; a key is never repeated in the answer. Without any key, raises
+    ``Forbidden`` for a page in somebody's browser."""
     if "user" not in connection.scope:
-        connection.scope["user"] = await services(connection).identities.of(_secret(connection))
+        given = services(connection)
+        who = await given.identities.of(_secret(connection))
+        if who is LOCAL and not given.settings.insecure:
+            neighbours.check(connection.headers)
+        connection.scope["user"] = who
     found: Principal = connection.scope["user"]
     return found
 

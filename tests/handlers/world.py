@@ -133,6 +133,6 @@ async def opened(path: Path, **settings: Any) -> AsyncGenerator[World]:
 def _client(app: Litestar, key: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(
         transport=httpx.ASGITransport(app, raise_app_exceptions=False),  # type: ignore[arg-type]
-        base_url="http://testserver",
+        base_url="http://localhost",
         headers={"Authorization": f"Bearer {key}"},
     )

@@ -95,7 +95,7 @@ async def open_house(settings: Settings) -> AsyncIterator[House]:
         )
         transport = library.ASGITransport(create_app(server.services))
         async with openai.AsyncOpenAI(
-            base_url="http://here/v1",
+            base_url="http://localhost/v1",
             api_key="any",
             max_retries=0,
             http_client=openai.DefaultAsyncHttpxClient(transport=transport),

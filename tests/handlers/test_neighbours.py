@@ -1,0 +1,63 @@
+"""A server without keys, and the browser on the same machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.handlers.world import Open, World
+
+pytestmark = pytest.mark.anyio
+
+HERE = [
+    "localhost",
+    "localhost:10900",
+    "127.0.0.1:10900",
+    "127.1.2.3",
+    "[::1]:10900",
+    "a.localhost",
+]
+ELSEWHERE = ["evil.example", "evil.example:10900", "localhost.evil.example", "192.168.1.2", "[::2]"]
+
+
+async def status(world: World, **headers: str) -> int:
+    sent = await world.client.get("/v1/files", headers={"Authorization": "", **headers})
+    if sent.status_code == 403:
+        assert sent.json()["error"]["code"] == "untrusted_origin"
+        assert "TIDEMILL_API_KEYS" in sent.json()["error"]["message"]
+    return sent.status_code
+
+
+async def test_only_this_machine_s_names_are_answered(open_world: Open) -> None:
+    """A page whose name was pointed at this machine asks for that name."""
+    async with open_world(api_keys="") as world:
+        for host in HERE:
+            assert await status(world, host=host) == 200, host
+        for host in ELSEWHERE:
+            assert await status(world, host=host) == 403, host
+
+
+async def test_only_this_machine_s_pages_are_answered(open_world: Open) -> None:
+    """A form that a page elsewhere sends here runs nothing; pages of this machine may."""
+    async with open_world(api_keys="") as world:
+        for host in HERE:
+            assert await status(world, origin=f"http://{host}") == 200, host
+        for origin in ("null", *(f"https://{host}" for host in ELSEWHERE), "http://[broken"):
+            assert await status(world, origin=origin) == 403, origin
+        assert await status(world, origin="app://chat") == 200
+        answer = await world.client.post(
+            "/v1/files",
+            data={"purpose": "batch"},
+            files={"file": ("in.jsonl", b"{}")},
+            headers={"Authorization": "", "Origin": "https://evil.example"},
+        )
+        assert answer.status_code == 403
+
+
+async def test_a_key_or_the_owner_s_word_lifts_it(world: World, open_world: Open) -> None:
+    """A page cannot know a key; and ``--insecure`` says that everybody may come in."""
+    answer = await world.client.get(
+        "/v1/files", headers={"Host": "tides.example", "Origin": "https://tides.example"}
+    )
+    assert answer.status_code == 200
+    async with open_world(api_keys="", insecure=True) as open_to_all:
+        assert await status(open_to_all, host="tides.example") == 200
