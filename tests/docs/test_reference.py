@@ -77,9 +77,10 @@ def test_every_command_is_in_the_reference_and_the_reverse() -> None:
 
 
 def test_settings_in_prose_exist() -> None:
-    """A variable or flag that a page names is one that the server or a command takes."""
+    """A variable that a page names is one that the server, a command or the build takes."""
     known = {row.env for row in rows()} | {alias for row in rows() for alias in row.aliases}
     known |= {"TIDEMILL_URL", "TIDEMILL_API_KEY", "TIDEMILL_CONFIG"}
+    known |= set(re.findall(r"^set\((TIDEMILL_\w+)", (ROOT / "CMakeLists.txt").read_text(), re.M))
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         named = set(re.findall(r"\b(?:TIDEMILL|LOGOS)_[A-Z_]+\b", page.read_text("utf-8")))
         assert named <= known, f"{page.name} names {sorted(named - known)}"
