@@ -37,9 +37,9 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     pace: Pace = msgspec.field(default_factory=Pace)
     """Requests and tokens per minute that interactive traffic has used."""
     providers: ProviderDesk | None = None
-    wait_rows: Callable[[int, float], Awaitable[Any]] | None = None
-    """Returns when a batch (``seq``) has new result rows or another status, at the latest after so
-    many seconds. None: who waits for rows is answered at once."""
+    wait_rows: Callable[[int, float], Awaitable[bool]] | None = None
+    """True when a batch (``seq``) has new result rows or another status; False after so many
+    seconds or when the server stops. None: who waits for rows is answered at once."""
 
 
 Connection = ASGIConnection[Any, Any, Any, Any]

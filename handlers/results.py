@@ -45,25 +45,31 @@ async def _read(
     given: Services, batch: BatchRecord, after: int, limit: int, wait_s: float
 ) -> tuple[BatchRecord, list[ResultRow]]:
     until = clock.monotonic() + wait_s
-    seq = batch.seq
+    over = given.wait_rows is None or wait_s == 0
     while True:
         async with anyio.create_task_group() as tasks:
             # Listen first, then look: what happens in between rings.
-            rang = anyio.Event()
-            tasks.start_soon(_listen, given, seq, until, rang)
+            heard = _Heard()
+            tasks.start_soon(_listen, given, batch.seq, until, heard)
             await anyio.lowlevel.checkpoint()
             # The status before the rows: a terminal batch gets no further row.
             batch = await given.store.batches.get(batch.id, None) or batch
-            rows = await given.store.lines.rows(seq, after, limit)
-            over = given.wait_rows is None or clock.monotonic() >= until
+            rows = await given.store.lines.rows(batch.seq, after, limit)
             if not (rows or over or batch.status in TERMINAL):
-                await rang.wait()
+                await heard.event.wait()
+                over = not heard.something
                 continue
             tasks.cancel_scope.cancel()
         return batch, rows
 
 
-async def _listen(given: Services, seq: int, until: float, rang: anyio.Event) -> None:
+class _Heard:
+    def __init__(self) -> None:
+        self.event = anyio.Event()
+        self.something = False
+
+
+async def _listen(given: Services, seq: int, until: float, heard: _Heard) -> None:
     if given.wait_rows is not None:
-        await given.wait_rows(seq, max(0.0, until - clock.monotonic()))
-    rang.set()
+        heard.something = await given.wait_rows(seq, max(0.0, until - clock.monotonic()))
+    heard.event.set()

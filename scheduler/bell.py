@@ -26,6 +26,13 @@ class Signals:
 
     def __init__(self) -> None:
         self._events: dict[int, anyio.Event] = {}
+        self._closed = False
+
+    def close(self) -> None:
+        """Nobody waits any more: all who do return, and whoever comes returns at once."""
+        self._closed = True
+        for key in list(self._events):
+            self.ring(key)
 
     def ring(self, key: int) -> None:
         """Wake all who wait for ``key``; nobody waiting is no matter."""
@@ -34,9 +41,11 @@ class Signals:
             event.set()
 
     async def wait(self, key: int, timeout_s: float) -> bool:
-        """True when ``key`` rang within ``timeout_s`` seconds."""
+        """True when ``key`` rang within ``timeout_s`` seconds, and may ring again."""
+        if self._closed:
+            return False
         event = self._events.setdefault(key, anyio.Event())
         with anyio.move_on_after(timeout_s):
             await event.wait()
-            return True
+            return not self._closed
         return False

@@ -117,8 +117,9 @@ class Runner:
                 await anyio.sleep_forever()
 
     def stop_leasing(self) -> None:
-        """Start no line from now on; ``drain`` follows."""
+        """Start no line and keep nobody waiting for rows from now on; ``drain`` follows."""
         self._draining = True
+        self.rows.close()
 
     async def drain(self, within_s: float) -> None:
         """Start no line any more; let those in flight finish ``within_s``, then give them back.

@@ -17,7 +17,7 @@ import structlog
 import uvicorn
 from anyio.abc import TaskStatus
 
-from tidemill import prices, telemetry
+from tidemill import clock, prices, telemetry
 from tidemill.backends.executors import LocalExecutor
 from tidemill.backends.guard import GuardedExecutor
 from tidemill.backends.inference import LocalInference
@@ -59,6 +59,19 @@ class Server:
         self.runner = runner
         self.services = services
         self.providers = providers
+        self._stop_at: float | None = None
+
+    def stop(self) -> None:
+        """Start no line any more. The time that lines in flight have runs from here."""
+        self._stop_at = clock.monotonic() + self.settings.drain_seconds
+        self.runner.stop_leasing()
+
+    async def drain(self) -> None:
+        """Wait for lines in flight, as long as they still have."""
+        if self._stop_at is None:
+            self.stop()
+        assert self._stop_at is not None
+        await self.runner.drain(max(0.0, self._stop_at - clock.monotonic()))
 
 
 @asynccontextmanager
@@ -123,11 +136,12 @@ async def running(settings: Settings) -> AsyncGenerator[Server]:
             async with anyio.create_task_group() as tasks:
                 await tasks.start(runner.run)
                 await tasks.start(providers.run)
+                server = Server(settings, store, replicas, runner, services, providers)
                 try:
-                    yield Server(settings, store, replicas, runner, services, providers)
+                    yield server
                 finally:
                     with anyio.CancelScope(shield=True):
-                        await runner.drain(settings.drain_seconds)
+                        await server.drain()
                     tasks.cancel_scope.cancel()
     finally:
         with anyio.CancelScope(shield=True):
@@ -313,7 +327,7 @@ async def _serve(settings: Settings) -> None:
             )
             http = _HttpServer(config, f"Tidemill listens on {_url(listener)}")
             async with anyio.create_task_group() as tasks:
-                await tasks.start(_stop_on_signal, http, server.runner)
+                await tasks.start(_stop_on_signal, http, server)
                 await http.serve(sockets=[listener])
                 tasks.cancel_scope.cancel()
     finally:
@@ -329,7 +343,7 @@ def _settle_memory() -> None:
 
 
 async def _stop_on_signal(
-    http: uvicorn.Server, runner: Runner, *, task_status: TaskStatus[None]
+    http: uvicorn.Server, server: Server, *, task_status: TaskStatus[None]
 ) -> None:
     """The first signal drains, the second ends connections at once."""
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -339,7 +353,7 @@ async def _stop_on_signal(
                 http.force_exit = True
                 continue
             log.info("stopping", signal=signal.Signals(number).name)
-            runner.stop_leasing()
+            server.stop()
             http.should_exit = True
 
 
