@@ -72,6 +72,15 @@ class TestModels:
                 answer = await mine.client.post(f"{path}/chat/completions", json=body)
                 assert _code(answer) == (403, "model_not_permitted")
 
+    async def test_only_models_that_may_be_used_are_shown(self, world: World) -> None:
+        """Neither listed nor found by name."""
+        for models, shown, status in ((("ec*",), ["echo"], 200), (("other",), [], 404)):
+            secret, _ = await key(world, limits=Limits(models=models))
+            async with seen_by(world, secret) as mine:
+                listed = (await mine.client.get("/v1/models")).json()["data"]
+                assert [card["id"] for card in listed] == shown
+                assert (await mine.client.get("/v1/models/echo")).status_code == status
+
 
 class TestScopes:
     async def test_a_key_does_only_what_it_is_for(self, world: World) -> None:
