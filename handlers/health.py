@@ -49,6 +49,7 @@ async def _measure(given: Services) -> None:
         telemetry.REPLICA_UP.labels(model).set(replica.healthy)
         telemetry.REPLICA_TOKENS.labels(model, "generated").set(replica.tokens_generated)
         telemetry.REPLICA_TOKENS.labels(model, "prefilled").set(replica.tokens_prefilled)
+        telemetry.REPLICA_TOKENS.labels(model, "reused").set(replica.tokens_reused)
     telemetry.BATCHES.clear()
     for status, count in Counter(str(b.status) for b in await given.store.batches.active()).items():
         telemetry.BATCHES.labels(status).set(count)

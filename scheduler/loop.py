@@ -10,187 +10,50 @@ from __future__ import annotations
 
 import threading
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
-from typing import Generic, Literal, Protocol, TypeVar
-
-import msgspec
+from collections.abc import Sequence as Seq
+from itertools import islice
+from typing import Generic, TypeVar
 
 from tidemill.errors import EngineLost, TidemillError
-from tidemill.scheduler.plan import Candidate, Limits, StepPlan, plan
-from tidemill.types import FinishReason, Lane, TokenLogprob
+from tidemill.scheduler.memory import Memory
+from tidemill.scheduler.plan import StepPlan, plan
+from tidemill.scheduler.sequence import Sequence
+from tidemill.scheduler.steps import (
+    AnswerSink,
+    Chunk,
+    Engine,
+    Errands,
+    Fate,
+    Gauges,
+    NoErrands,
+    Observation,
+    Sampled,
+    Ticket,
+)
+from tidemill.types import FinishReason, Lane
+
+__all__ = [
+    "AnswerSink",
+    "Chunk",
+    "Engine",
+    "Errands",
+    "Fate",
+    "Gauges",
+    "Loop",
+    "NoErrands",
+    "Observation",
+    "Sampled",
+    "Ticket",
+]
 
 C = TypeVar("C")
-"""What the engine chooses the next token with; opaque to the loop."""
 
-
-class Sampled(msgspec.Struct, frozen=True, kw_only=True):
-    """The token that was chosen for a sequence."""
-
-    token: int
-    piece: bytes = b""
-    """Its text; may end within a character."""
-    end: bool = False
-    """True for an end-of-generation token, which is no part of the answer."""
-    logprob: TokenLogprob | None = None
-
-
-class Chunk(msgspec.Struct, Generic[C], frozen=True, kw_only=True):
-    """Rows of one sequence in one step: ``tokens`` at positions ``start ..``."""
-
-    key: int
-    seq: int
-    start: int
-    tokens: list[int]
-    chooser: C | None
-    """None: more prompt follows, no token is chosen after this chunk."""
-
-
-Fate = Literal["done", "no_room", "aborted", "lost"]
-
-
-class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step did.
-
-    ``no_room``: nothing was computed, memory is as before. ``aborted``: the memory of the step's
-    sequences is undefined. ``lost``: the engine threw all its memory away and is usable again.
-    """
-
-    fate: Fate = "done"
-    sampled: dict[int, Sampled] = {}
-    """By key, one for each chunk with a chooser."""
-    reason: str = ""
-
-
-class Engine(Protocol[C]):
-    """Something that computes steps. All methods are called by one thread."""
-
-    @property
-    def limits(self) -> Limits: ...
-
-    def step(self, chunks: list[Chunk[C]]) -> Observation:
-        """Compute chunks that are sorted by sequence id."""
-
-    def forget(self, seq: int) -> None:
-        """Drop the memory of a sequence id."""
-
-    def park(self, key: int, seq: int) -> bool:
-        """Move a sequence's memory to the side; False: it could not, compute it again."""
-
-    def resume(self, key: int, seq: int) -> bool:
-        """Put parked memory onto a sequence id; False: it could not, compute it again."""
-
-    def discard(self, key: int) -> None:
-        """Drop parked memory."""
-
-    def close(self) -> None: ...
-
-
-class AnswerSink(Protocol):
-    """Receives one answer. Called by the engine's thread; must not block for long."""
-
-    def take(self, sampled: Sampled) -> FinishReason | None:
-        """One more token; a reason when the answer is complete (a stop string matched)."""
-
-    def finish(self, reason: FinishReason) -> None: ...
-
-    def fail(self, error: TidemillError) -> None: ...
-
-    def close(self) -> None:
-        """Nothing more will come: after ``finish``, ``fail`` or a cancel."""
-
-
-class Ticket(msgspec.Struct, Generic[C], kw_only=True, eq=False):
-    """One completion to compute."""
-
-    key: int
-    lane: Lane
-    prompt: list[int]
-    """At least one token."""
-    limit: int
-    """Most tokens of the answer, at least one; prompt and answer fit the engine's context."""
-    chooser: C
-    answer: AnswerSink
-
-
-class Errands(Protocol):
-    """Other work for the engine's thread, done one piece at a time between steps."""
-
-    def pending(self) -> bool: ...
-
-    def run_one(self, rows: int) -> None:
-        """Do one piece of about as much work as ``rows`` rows of a step."""
-
-
-class NoErrands:
-    """An engine that only generates."""
-
-    def pending(self) -> bool:
-        return False
-
-    def run_one(self, rows: int) -> None:
-        """Nothing to do."""
-
-
-class Gauges(msgspec.Struct, frozen=True, kw_only=True):
-    """Load and totals since the start."""
-
-    active: int = 0
-    waiting: int = 0
-    parked: int = 0
-    tokens_generated: int = 0
-    tokens_prefilled: int = 0
-
-
-class _Sequence(Generic[C]):
-    """A ticket on its way. ``tokens`` is prompt and answer; the first ``done`` are computed."""
-
-    __slots__ = (
-        "answer",
-        "chooser",
-        "done",
-        "key",
-        "lane",
-        "limit",
-        "order",
-        "parked",
-        "prompt_len",
-        "seq",
-        "tokens",
-    )
-
-    def __init__(self, ticket: Ticket[C], order: int) -> None:
-        self.key, self.lane, self.order = ticket.key, ticket.lane, order
-        self.tokens, self.prompt_len = list(ticket.prompt), len(ticket.prompt)
-        self.limit, self.chooser, self.answer = ticket.limit, ticket.chooser, ticket.answer
-        self.done = 0
-        self.seq: int | None = None
-        self.parked = False
-
-    def candidate(self) -> Candidate:
-        left = len(self.tokens) - self.done
-        decoding = left == 1 and len(self.tokens) > self.prompt_len
-        return Candidate(
-            key=self.key,
-            lane=self.lane,
-            order=self.order,
-            left=left,
-            decoding=decoding,
-            seq=self.seq,
-        )
-
-    def chunk(self, seq: int, count: int) -> Chunk[C]:
-        upto = self.done + count
-        return Chunk(
-            key=self.key,
-            seq=seq,
-            start=self.done,
-            tokens=self.tokens[self.done : upto],
-            chooser=self.chooser if upto == len(self.tokens) else None,
-        )
-
-    def __lt__(self, other: _Sequence[C]) -> bool:
-        return (self.lane, self.order) < (other.lane, other.order)
+EPOCH = 2
+"""Lines of an epoch, in slots. A line is overtaken by fewer lines of its lane than an epoch has."""
+LOOK_AHEAD = 4
+"""How many waiting sequences are looked at for those that may enter, in slots."""
 
 
 class Loop(Generic[C]):
@@ -203,20 +66,27 @@ class Loop(Generic[C]):
         *,
         flush: Callable[[Gauges], None] = lambda gauges: None,
         errands: Errands | None = None,
+        watch: Callable[[Seq[int]], None] = lambda keys: None,
     ) -> None:
-        self._engine, self._flush = engine, flush
+        """``watch`` is told whom a step computes before it begins, and that it is over by an empty
+        sequence."""
+        self._engine, self._flush, self._watch = engine, flush, watch
         self._errands = errands or NoErrands()
+        self._memory = Memory(engine)
         self._bell = threading.Condition()
         self._inbox: deque[Ticket[C]] = deque()
         self._cancels: set[int] = set()
         self._closing = False
         # From here on: the engine thread's own.
-        self._live: dict[int, _Sequence[C]] = {}
-        self._waiting: list[_Sequence[C]] = []
+        self._live: dict[int, Sequence[C]] = {}
+        self._waiting: list[Sequence[C]] = []
         self._full = False
         """Memory ran out before the ids did: nobody enters until somebody leaves."""
         self._order = 0
-        self._generated = self._prefilled = 0
+        self._arrived = Counter[Lane]()
+        self._alone = False
+        """The next step is that of the sequence that is computed alone."""
+        self._generated = self._prefilled = self._reused = 0
 
     # --- any thread
 
@@ -255,6 +125,7 @@ class Loop(Generic[C]):
                 self._drop(sequence)
                 sequence.answer.fail(EngineLost("The engine was stopped."))
                 sequence.answer.close()
+            self._memory.close()
             self._flush(self.gauges())
             self._engine.close()
 
@@ -267,6 +138,7 @@ class Loop(Generic[C]):
             parked=parked,
             tokens_generated=self._generated,
             tokens_prefilled=self._prefilled,
+            tokens_reused=self._reused,
         )
 
     def turn(self) -> None:
@@ -274,9 +146,15 @@ class Loop(Generic[C]):
         if self._errands.pending():
             self._errands.run_one(self._errand_rows())
         if self._live or self._waiting:
-            step = plan(self._candidates(), self._engine.limits)
-            chunks = self._prepare(step)
-            self._observe(chunks, self._engine.step(chunks))
+            entrants = self._entrants()
+            candidates = [s.candidate() for s in (*self._live.values(), *entrants)]
+            step = plan(candidates, self._engine.limits, alone=self._alone)
+            self._alone = not step.alone
+            self._watch([*(rows.key for rows in step.rows), *step.displace])
+            chunks = self._prepare(step, entrants)
+            seen = self._engine.step(chunks)
+            self._watch(())
+            self._observe(chunks, seen)
         self._flush(self.gauges())
 
     def _errand_rows(self) -> int:
@@ -307,7 +185,9 @@ class Loop(Generic[C]):
                 self._cancels = set()
         for ticket in arrived:
             self._order += 1
-            insort(self._waiting, _Sequence(ticket, self._order))
+            epoch = self._arrived[ticket.lane] // (EPOCH * self._engine.limits.slots)
+            self._arrived[ticket.lane] += 1
+            insort(self._waiting, Sequence(ticket, self._order, epoch))
         if cancels:
             self._cancel(cancels)
         return not self._closing
@@ -318,35 +198,49 @@ class Loop(Generic[C]):
         for sequence in [s for s in self._waiting if s.key in keys]:
             self._retire(sequence)
 
-    def _candidates(self) -> list[Candidate]:
-        # The list is sorted, so that no more than this many of it can enter in one step.
-        full = self._full and bool(self._live)
-        waiting = [] if full else self._waiting[: self._engine.limits.slots]
-        return [s.candidate() for s in (*self._live.values(), *waiting)]
+    def _entrants(self) -> list[Sequence[C]]:
+        if self._full and self._live:
+            return []
+        slots = self._engine.limits.slots
+        some = islice(self._waiting, LOOK_AHEAD * slots)
+        return self._memory.entrants(some, slots - len(self._live))
 
-    def _prepare(self, step: StepPlan) -> list[Chunk[C]]:
+    def _prepare(self, step: StepPlan, entrants: list[Sequence[C]]) -> list[Chunk[C]]:
         for key in step.displace:
             self._displace(self._live[key])
-        entering = {
-            s.key: s for s in self._waiting[: self._engine.limits.slots + len(step.displace)]
-        }
+        entering = {sequence.key: sequence for sequence in entrants}
         for admission in step.admit:
-            sequence = entering[admission.key]
-            self._waiting.remove(sequence)
-            if sequence.parked:
-                sequence.parked = False
-                if not self._engine.resume(sequence.key, admission.seq):
-                    sequence.done = 0
-            sequence.seq = admission.seq
-            self._live[sequence.key] = sequence
-        return [self._live[rows.key].chunk(rows.seq, rows.count) for rows in step.rows]
+            self._enter(entering[admission.key], admission.seq)
+        for move in step.move:
+            self._memory.move(self._live[move.key], move.seq)
+        chunks = []
+        for rows in step.rows:
+            sequence = self._live[rows.key]
+            assert sequence.seq is not None
+            # What it began with may have shortened what is left of it.
+            count = min(rows.count, sequence.candidate().left)
+            chunks.append(sequence.chunk(sequence.seq, count))
+        return sorted(chunks, key=lambda chunk: chunk.seq)
+
+    def _enter(self, sequence: Sequence[C], seq: int) -> None:
+        self._waiting.remove(sequence)
+        fresh = sequence.done == 0
+        self._memory.enter(sequence, seq)
+        self._live[sequence.key] = sequence
+        reused = min(sequence.done, sequence.prompt_len) if fresh else 0
+        self._reused += reused
+        if reused and not sequence.started:
+            sequence.answer.reused(reused)
+        sequence.started = True
 
     def _observe(self, chunks: list[Chunk[C]], seen: Observation) -> None:
         if seen.fate == "no_room":
             self._make_room()
             return
         if seen.fate == "lost":
+            self._memory.lost()
             for sequence in list(self._live.values()):
+                sequence.done = 0
                 self._retire(sequence, error=EngineLost(f"The engine failed: {seen.reason}."))
             return
         for chunk in chunks:
@@ -359,7 +253,7 @@ class Loop(Generic[C]):
             if chunk.key in seen.sampled:
                 self._take(sequence, seen.sampled[chunk.key])
 
-    def _take(self, sequence: _Sequence[C], sampled: Sampled) -> None:
+    def _take(self, sequence: Sequence[C], sampled: Sampled) -> None:
         if sampled.end:
             self._retire(sequence, reason="stop")
             return
@@ -372,8 +266,11 @@ class Loop(Generic[C]):
             self._retire(sequence, reason=reason)
 
     def _make_room(self) -> None:
-        """The engine's memory is full: the youngest of the lowest lane gives way. One that is alone
-        and still does not fit has used up its context."""
+        """The engine's memory is full: what free ids remember goes first, then the youngest of the
+        lowest lane gives way. One that is the last and still does not fit has used up its
+        context."""
+        if self._memory.make_room():
+            return
         victim = max(self._live.values())
         if len(self._live) > 1:
             self._full = True
@@ -381,30 +278,27 @@ class Loop(Generic[C]):
         else:
             self._retire(victim, reason="length")
 
-    def _displace(self, sequence: _Sequence[C]) -> None:
-        assert sequence.seq is not None
-        if sequence.done and self._engine.park(sequence.key, sequence.seq):
-            sequence.parked = True
-            self._engine.forget(sequence.seq)
+    def _displace(self, sequence: Sequence[C]) -> None:
+        if sequence.done and self._memory.park(sequence):
             self._back(sequence)
         else:
             self._requeue(sequence)
 
-    def _requeue(self, sequence: _Sequence[C]) -> None:
+    def _requeue(self, sequence: Sequence[C]) -> None:
         """Back to the queue with its tokens, to be computed again."""
         assert sequence.seq is not None
-        self._engine.forget(sequence.seq)
+        self._memory.clear(sequence.seq)
         sequence.done = 0
         self._back(sequence)
 
-    def _back(self, sequence: _Sequence[C]) -> None:
+    def _back(self, sequence: Sequence[C]) -> None:
         del self._live[sequence.key]
         sequence.seq = None
         insort(self._waiting, sequence)
 
     def _retire(
         self,
-        sequence: _Sequence[C],
+        sequence: Sequence[C],
         *,
         reason: FinishReason | None = None,
         error: TidemillError | None = None,
@@ -418,9 +312,9 @@ class Loop(Generic[C]):
             sequence.answer.finish(reason)
         sequence.answer.close()
 
-    def _drop(self, sequence: _Sequence[C]) -> None:
+    def _drop(self, sequence: Sequence[C]) -> None:
         if sequence.seq is not None:
-            self._engine.forget(sequence.seq)
+            self._memory.leave(sequence)
             del self._live[sequence.key]
         else:
             self._waiting.remove(sequence)

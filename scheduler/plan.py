@@ -2,18 +2,21 @@
 
 The planner reads no clock, waits for nothing and knows no engine. Its rules, in order:
 
-1. Waiting sequences enter by lane, then arrival, each on the lowest free sequence id: an engine
+1. Waiting sequences enter by lane, then as given, each on the lowest free sequence id: an engine
    that groups rows by consecutive ids computes such a batch in one pass.
 2. Sequences that are not INTERACTIVE leave ``headroom`` ids to those that are.
 3. INTERACTIVE without a free id displaces the youngest sequence of the lowest lane.
-4. Every sequence on an id gets one row; what is left of the prefill budget goes to prompts, by
+4. One sequence at most that is computed alone has an id, the highest that is free. It has steps of
+   its own, in turn with everybody else's.
+5. Nobody waits for a hole between the ids in use: the highest one moves into it.
+6. Every sequence on an id gets one row; what is left of the prefill budget goes to prompts, by
    lane, then arrival. The budget shrinks while somebody INTERACTIVE would feel a long step.
-5. Rows are sorted by sequence id.
+7. Rows are sorted by sequence id.
 """
 
 from __future__ import annotations
 
-import heapq
+from bisect import insort
 from collections.abc import Sequence as Seq
 
 import msgspec
@@ -34,6 +37,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The same while an INTERACTIVE sequence decodes or waits."""
     headroom: int = 0
     """Ids that lanes below INTERACTIVE leave free; at least one id stays theirs."""
+    moves: int = 0
+    """Sequences that one step may move into holes."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,15 +49,17 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     order: int
     """Arrival; unique, lower is older."""
     left: int
-    """Tokens that are not in the engine's memory yet, at least one."""
+    """Tokens that may be computed now, at least one."""
     decoding: bool = False
     """True once its prompt was computed: its one row is the token chosen last."""
     seq: int | None = None
     """Its sequence id; None while it waits or is parked."""
+    alone: bool = False
+    """It shares no step; all of ``left`` is computed in one."""
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True):
-    """A waiting sequence takes an id."""
+    """A waiting sequence takes an id, or one on an id takes another."""
 
     key: int
     seq: int
@@ -67,47 +74,111 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Carried out in this order: displace, admit, compute."""
+    """Carried out in this order: displace, admit, move, compute."""
 
     displace: tuple[int, ...] = ()
     """Keys that give their id up: parked, or requeued to be computed again."""
     admit: tuple[Admission, ...] = ()
+    move: tuple[Admission, ...] = ()
+    """To free ids, each below the sequence's own."""
     rows: tuple[Rows, ...] = ()
+    alone: bool = False
+    """True for a step of the sequence that is computed alone."""
 
 
-def plan(candidates: Seq[Candidate], limits: Limits) -> StepPlan:
-    """The next step. ``candidates`` are all sequences on an id and at least the first
-    ``limits.slots`` that wait, in any order."""
-    live = {c.seq: c for c in candidates if c.seq is not None}
-    waiting = sorted((c for c in candidates if c.seq is None), key=_turn)
-    free = [seq for seq in range(limits.slots) if seq not in live]
-    heapq.heapify(free)
-
-    headroom = min(limits.headroom, limits.slots - 1)
-    background = sum(c.lane is not Lane.INTERACTIVE for c in live.values())
-    displace: list[int] = []
-    admit: list[Admission] = []
-    for c in waiting:
-        if c.lane is Lane.INTERACTIVE:
-            if not free:
-                victim = max(live.values(), key=_turn)
-                if victim.lane is Lane.INTERACTIVE or victim.seq is None:
-                    break
-                displace.append(victim.key)
-                background -= 1
-                del live[victim.seq]
-                heapq.heappush(free, victim.seq)
-        elif not free or background >= limits.slots - headroom:
-            break
-        else:
-            background += 1
-        seq = heapq.heappop(free)
-        admit.append(Admission(key=c.key, seq=seq))
-        live[seq] = msgspec.structs.replace(c, seq=seq)
-    held_back = any(c.lane is Lane.INTERACTIVE for c in waiting[len(admit) :])
+def plan(candidates: Seq[Candidate], limits: Limits, *, alone: bool = False) -> StepPlan:
+    """The next step. ``candidates`` are all sequences on an id and at least as many that wait, in
+    the order of their turns, as could enter. ``alone``: the turn is that of the sequence which is
+    computed alone, if there is one."""
+    scene = _Scene(candidates, limits)
+    scene.admit()
+    solo = scene.solo
+    if solo is not None and solo.seq is not None and (alone or len(scene.live) == 1):
+        rows: tuple[Rows, ...] = (Rows(key=solo.key, seq=solo.seq, count=solo.left),)
+    else:
+        solo = None
+        scene.fill_holes()
+        shared = {seq: c for seq, c in scene.live.items() if not c.alone}
+        rows = _rows(shared, limits, scene.held_back or scene.waited_for)
     return StepPlan(
-        displace=tuple(displace), admit=tuple(admit), rows=_rows(live, limits, held_back)
+        displace=tuple(scene.displaced),
+        admit=tuple(scene.admitted),
+        move=tuple(scene.moved),
+        rows=rows,
+        alone=solo is not None,
     )
+
+
+class _Scene:
+    """Who is on which id, while the next step is being planned."""
+
+    def __init__(self, candidates: Seq[Candidate], limits: Limits) -> None:
+        self.live = {c.seq: c for c in candidates if c.seq is not None}
+        self._waiting = sorted((c for c in candidates if c.seq is None), key=lambda c: c.lane)
+        self._limits = limits
+        self._free = [seq for seq in range(limits.slots) if seq not in self.live]
+        self._background = sum(c.lane is not Lane.INTERACTIVE for c in self.live.values())
+        self.displaced: list[int] = []
+        self.admitted: list[Admission] = []
+        self.moved: list[Admission] = []
+        self.held_back = False
+        """True when somebody INTERACTIVE got no id."""
+
+    @property
+    def solo(self) -> Candidate | None:
+        """The sequence on an id that is computed alone."""
+        return next((c for c in self.live.values() if c.alone), None)
+
+    @property
+    def waited_for(self) -> bool:
+        """True when somebody INTERACTIVE is computed alone, in turn with everybody's steps."""
+        return any(c.alone and c.lane is Lane.INTERACTIVE for c in self.live.values())
+
+    def admit(self) -> None:
+        """Let in whoever may come in."""
+        room = self._limits.slots - min(self._limits.headroom, self._limits.slots - 1)
+        for c in self._waiting:
+            urgent = c.lane is Lane.INTERACTIVE
+            if c.alone and (solo := self.solo) is not None:
+                if not urgent or solo.lane is Lane.INTERACTIVE:
+                    self.held_back |= urgent
+                    continue
+                self._displace(solo)
+            if urgent and not self._free:
+                victim = max(self.live.values(), key=_turn)
+                if victim.lane is Lane.INTERACTIVE:
+                    self.held_back = True
+                    break
+                self._displace(victim)
+            elif not urgent and (not self._free or self._background >= room):
+                break
+            self._background += not urgent
+            seq = self._free.pop(-1 if c.alone else 0)
+            self.admitted.append(Admission(key=c.key, seq=seq))
+            self.live[seq] = msgspec.structs.replace(c, seq=seq)
+
+    def fill_holes(self) -> None:
+        """Move the highest ids into the lowest holes."""
+        entered = {a.key for a in self.admitted}
+        while len(self.moved) < self._limits.moves and self._free:
+            shared = [seq for seq, c in self.live.items() if not c.alone]
+            if not shared or (highest := max(shared)) < self._free[0]:
+                return
+            c = self.live[highest]
+            if c.key in entered:  # nothing of it is computed yet, or it was just brought here
+                return
+            seq = self._free.pop(0)
+            del self.live[highest]
+            insort(self._free, highest)
+            self.live[seq] = msgspec.structs.replace(c, seq=seq)
+            self.moved.append(Admission(key=c.key, seq=seq))
+
+    def _displace(self, c: Candidate) -> None:
+        assert c.seq is not None
+        self.displaced.append(c.key)
+        del self.live[c.seq]
+        insort(self._free, c.seq)
+        self._background -= c.lane is not Lane.INTERACTIVE
 
 
 def _rows(live: dict[int, Candidate], limits: Limits, held_back: bool) -> tuple[Rows, ...]:

@@ -358,6 +358,8 @@ class Lease(Record, frozen=True, kw_only=True):
     """Canonical, e.g. ``/v1/chat/completions``."""
     expires_at: int
     params: BatchParams = BatchParams()
+    capped: bool = False
+    """The batch has a ``max_cost``."""
 
 
 class Answer(Record, frozen=True, kw_only=True):
@@ -691,6 +693,9 @@ class ReplicaStatus(Record, frozen=True, kw_only=True):
     parked: int = 0
     tokens_generated: int = 0
     tokens_prefilled: int = 0
+    """Prompt tokens that were computed."""
+    tokens_reused: int = 0
+    """Prompt tokens that were there already: prefixes shared with other requests."""
 
 
 class EngineSpec(Record, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from tidemill.backends.llama.sampling import Chooser
 from tidemill.backends.llama.stops import StopBuffer, find, held
 from tidemill.backends.llama.tools import Call, Format, parse
 from tidemill.errors import TidemillError
-from tidemill.scheduler.loop import Sampled
+from tidemill.scheduler.steps import Sampled
 from tidemill.types import FinishReason, Piece, TokenLogprob, Usage
 
 
@@ -83,7 +83,11 @@ class Answer:
         self._content, self._reasoning = [echo], [""]
         self._logprobs: list[tuple[int, TokenLogprob]] = []
         self._ready: list[TokenLogprob] = []
-        self._bytes = self._tokens = self._reasoned = 0
+        self._bytes = self._tokens = self._reasoned = self._cached = 0
+
+    def reused(self, tokens: int) -> None:
+        """So many tokens of the prompt did not have to be computed."""
+        self._cached = tokens
 
     def take(self, sampled: Sampled) -> FinishReason | None:
         """One more token; ``stop`` when a stop string is complete."""
@@ -112,7 +116,12 @@ class Answer:
                 self._content.append(self._markup.called)
         self._emit(
             finish="tool_calls" if calls else reason,
-            usage=Usage(input=self._prompt_tokens, output=self._tokens, reasoning=self._reasoned),
+            usage=Usage(
+                input=self._prompt_tokens,
+                cached=self._cached,
+                output=self._tokens,
+                reasoning=self._reasoned,
+            ),
             tool_calls=calls,
         )
 

@@ -23,9 +23,10 @@ from tidemill.backends.llama.model import Model, silence
 from tidemill.backends.llama.prompt import Template
 from tidemill.backends.llama.requests import Desk
 from tidemill.backends.llama.sampling import Chooser
-from tidemill.backends.llama.stepper import Stepper
+from tidemill.backends.llama.stepper import Stepper, restriction
 from tidemill.errors import EngineUnavailable, RequestRefused, TidemillError
-from tidemill.scheduler.loop import Gauges, Loop
+from tidemill.scheduler.loop import Loop
+from tidemill.scheduler.steps import Gauges
 from tidemill.types import EngineSpec, Generation, ModelCard, Piece, Usage
 
 KV_BYTES = 1 << 30
@@ -126,6 +127,8 @@ class Child:
             threads=size.threads,
             headroom=spec.headroom,
         )
+        if (why := restriction(model)) is not None and not spec.embedding:
+            say(f"Prompts are not shared and sequences not parked: {why}.")
         self._embedder = Embedder(model, context=size.embedding_context, threads=size.threads)
         if spec.embedding:
             self._embedder.open()
@@ -215,6 +218,12 @@ def die_with_parent(parent: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # it died before the call
             os._exit(0)
+
+
+def say(text: str) -> None:
+    """One line for the server's log."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from tidemill.errors import (
     SettingsError,
     TidemillError,
 )
-from tidemill.scheduler.loop import Gauges
+from tidemill.scheduler.steps import Gauges
 from tidemill.types import (
     Embedded,
     Embedding,
@@ -137,6 +137,7 @@ class LlamaReplica:
             parked=g.parked,
             tokens_generated=before.tokens_generated + g.tokens_generated,
             tokens_prefilled=before.tokens_prefilled + g.tokens_prefilled,
+            tokens_reused=before.tokens_reused + g.tokens_reused,
         )
 
     async def _answer(self, question: Callable[[int], m.Question]) -> m.Event | TidemillError:
@@ -199,6 +200,7 @@ class LlamaReplica:
         self._before = Gauges(
             tokens_generated=self._before.tokens_generated + self._gauges.tokens_generated,
             tokens_prefilled=self._before.tokens_prefilled + self._gauges.tokens_prefilled,
+            tokens_reused=self._before.tokens_reused + self._gauges.tokens_reused,
         )
         self._gauges = Gauges()
         message = f"The engine of '{self._name}' was lost: {reason.rstrip('.')}."

@@ -19,7 +19,7 @@ from tidemill.errors import (
     RequestRefused,
     TidemillError,
 )
-from tidemill.scheduler.loop import Gauges
+from tidemill.scheduler.steps import Gauges
 from tidemill.types import EngineSpec, Generation, Lane, ModelCard, Piece, Usage
 
 HEADER = struct.Struct("<I")

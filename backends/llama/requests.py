@@ -11,7 +11,7 @@ from tidemill.backends.llama.model import Model
 from tidemill.backends.llama.prompt import Template
 from tidemill.backends.llama.sampling import Chooser
 from tidemill.errors import ContextLengthExceeded, RequestRefused, TidemillError
-from tidemill.scheduler.loop import Ticket
+from tidemill.scheduler.steps import Ticket
 from tidemill.types import Generation, Piece, Sampling, Usage
 
 Send = Callable[[Piece | TidemillError], None]
@@ -48,7 +48,13 @@ class Desk:
             calls=self._calls,
         )
         return Ticket(
-            key=key, lane=g.lane, prompt=prompt, limit=limit, chooser=chooser, answer=answer
+            key=key,
+            lane=g.lane,
+            prompt=prompt,
+            limit=limit,
+            chooser=chooser,
+            answer=answer,
+            scope=g.owner,
         )
 
     def count(self, g: Generation) -> int:

@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 from tidemill.backends.llama.model import Model
 from tidemill.backends.llama.sampling import Chooser, token_logprob
 from tidemill.errors import EngineUnavailable
-from tidemill.scheduler.loop import Chunk, Observation, Sampled
 from tidemill.scheduler.plan import Limits
+from tidemill.scheduler.steps import Chunk, Observation, Sampled
 
 PARKING_BYTES = 1 << 30
 """Host memory for parked sequences; beyond it a sequence is computed again."""
 PREFILL = 512
+MOVES = 2
+"""Sequences that a step may move to a lower id: each takes some milliseconds and saves a pass over
+the weights in every step from then on."""
 
 
 class Stepper:
@@ -30,10 +33,21 @@ class Stepper:
         self, model: Model, *, slots: int, context: int, threads: int, headroom: int
     ) -> None:
         self._model, self._context, self._threads = model, context, threads
-        self.limits = Limits(slots=slots, rows=PREFILL + slots, prefill=PREFILL, headroom=headroom)
+        self.reuses = restriction(model) is None
+        """False for a model whose memory of a sequence cannot be cut or moved."""
+        self.limits = Limits(
+            slots=slots,
+            rows=PREFILL + slots,
+            prefill=PREFILL,
+            headroom=headroom,
+            moves=MOVES if self.reuses else 0,
+        )
         self._batch = _Batch(self.limits.rows)
         self._parked: dict[int, NDArray[np.uint8]] = {}
         self._parked_bytes = 0
+        self._copied = np.empty(0, dtype=np.uint8)
+        self._sources: set[int] = set()
+        self._targets: set[int] = set()
         self._ctx: Any = None
 
     def open(self) -> None:
@@ -54,6 +68,8 @@ class Stepper:
                 f"llama.cpp cannot make a context of {slots} slots with {self._context} tokens "
                 "each; set fewer slots or a shorter context."
             )
+        self._sources.clear()
+        self._targets.clear()
         self._memory = C.llama_get_memory(self._ctx)
         if not self._memory:
             raise EngineUnavailable(
@@ -65,7 +81,9 @@ class Stepper:
         rows = sum(len(chunk.tokens) for chunk in chunks)
         # llama.cpp asserts this, and its assertions end the process.
         assert 0 < rows <= self.limits.rows, f"{rows} rows in a step of {self.limits.rows}"
-        rc = C.llama_decode(self._ctx, self._batch.fill(chunks))
+        rc = self._decode(chunks)
+        self._sources.clear()
+        self._targets.clear()
         if rc == 1:
             return Observation(fate="no_room")
         if rc == 2:
@@ -80,8 +98,32 @@ class Stepper:
         """Drop the memory of a sequence id."""
         C.llama_memory_seq_rm(self._memory, seq, -1, -1)
 
+    def trim(self, seq: int, length: int) -> None:
+        """Drop the memory of a sequence id from position ``length`` on."""
+        C.llama_memory_seq_rm(self._memory, seq, length, -1)
+
+    def copy(self, source: int, to: int) -> bool:
+        """Give an id without memory what another one has."""
+        if self._model.on_gpu:
+            # Stays on the device, and copies the whole part of the memory whatever is in it. The
+            # next decode does it: until then neither part may be read or written from here.
+            if source in self._targets:
+                return False
+            C.llama_memory_seq_cp(self._memory, source, to, -1, -1)
+            self._sources.add(source)
+            self._targets.add(to)
+            return True
+        size = int(C.llama_state_seq_get_size(self._ctx, source))
+        if size > len(self._copied):
+            self._copied = np.empty(size, dtype=np.uint8)
+        state = _bytes(self._copied)
+        written = C.llama_state_seq_get_data(self._ctx, state, size, source)
+        return bool(written and C.llama_state_seq_set_data(self._ctx, state, size, to))
+
     def park(self, key: int, seq: int) -> bool:
         """Copy a sequence's state to host memory; False when the parking is full."""
+        if not self.reuses or seq in self._targets:
+            return False
         size = int(C.llama_state_seq_get_size(self._ctx, seq))
         if self._parked_bytes + size > PARKING_BYTES:
             return False
@@ -93,10 +135,13 @@ class Stepper:
         self._parked_bytes += size
         return True
 
-    def resume(self, key: int, seq: int) -> bool:
+    def resume(self, key: int, seq: int, *, keep: bool = False) -> bool:
         """Copy a parked state onto a sequence id."""
         state = self._parked[key]
-        self.discard(key)
+        if not keep:
+            self.discard(key)
+        if seq in self._sources | self._targets:
+            return False
         if C.llama_state_seq_set_data(self._ctx, _bytes(state), len(state), seq):
             return True
         self.forget(seq)
@@ -111,6 +156,9 @@ class Stepper:
         if self._ctx:
             C.llama_free(self._ctx)
             self._ctx = None
+
+    def _decode(self, chunks: list[Chunk[Chooser]]) -> int:
+        return int(C.llama_decode(self._ctx, self._batch.fill(chunks)))
 
     def _sample(self, chunks: list[Chunk[Chooser]]) -> dict[int, Sampled]:
         asked = [chunk for chunk in chunks if chunk.chooser is not None]
@@ -136,6 +184,17 @@ class Stepper:
             else token_logprob(self._model, logits, token, chooser.logprobs)
         )
         return Sampled(token=token, piece=self._model.piece(token), logprob=logprob)
+
+
+def restriction(model: Model) -> str | None:
+    """Why sequences of this model cannot be cut, copied or put aside; None: they can."""
+    if C.llama_model_is_recurrent(model.handle):
+        return "it is recurrent"
+    if C.llama_model_is_hybrid(model.handle):
+        return "some of its layers are recurrent"
+    if C.llama_model_n_swa(model.handle) > 0:
+        return "its attention has a sliding window"
+    return None
 
 
 def _is_greedy(chunk: Chunk[Chooser]) -> bool:

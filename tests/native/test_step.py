@@ -107,6 +107,9 @@ class Recorder:
         self.reason: FinishReason | None = None
         self._done = done
 
+    def reused(self, tokens: int) -> None:
+        """Prompts that begin alike share what was computed."""
+
     def take(self, sampled: Sampled) -> None:
         """No stop strings here."""
         self.sampled.append(sampled)

@@ -10,150 +10,11 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidemill.errors import EngineLost, TidemillError
-from tidemill.scheduler.loop import Chunk, Fate, Gauges, Loop, Observation, Sampled, Ticket
+from tests.scheduler.arithmetic import Arithmetic, by_itself, drive, got, ticket
+from tidemill.errors import EngineLost
+from tidemill.scheduler.loop import Fate, Gauges, Loop
 from tidemill.scheduler.plan import Limits
-from tidemill.types import FinishReason, Lane
-
-END = 0
-
-
-def successor(tokens: list[int]) -> int:
-    """The model of these tests: the next token depends on all that came before."""
-    return 1 + (sum((i + 1) * t for i, t in enumerate(tokens)) % 97)
-
-
-class Arithmetic:
-    """An engine that remembers tokens per sequence id, and refuses what llama.cpp would abort on.
-
-    ``fates`` are what the next steps do instead of computing; ``room`` is how many tokens it can
-    remember over all ids.
-    """
-
-    def __init__(self, limits: Limits, *, room: int = 10**9, parks: bool = True) -> None:
-        self.limits, self.room, self.parks = limits, room, parks
-        self.fates: list[Fate] = []
-        self.memory: dict[int, list[int]] = {}
-        self.parked: dict[int, list[int]] = {}
-        self.steps: list[list[Chunk[str]]] = []
-        self.closed = False
-
-    def step(self, chunks: list[Chunk[str]]) -> Observation:
-        assert chunks
-        assert sum(len(c.tokens) for c in chunks) <= self.limits.rows
-        seqs = [c.seq for c in chunks]
-        assert seqs == sorted(set(seqs))
-        self.steps.append(chunks)
-        fate: Fate = self.fates.pop(0) if self.fates else "done"
-        needed = sum(len(m) for m in self.memory.values()) + sum(len(c.tokens) for c in chunks)
-        if fate == "no_room" or needed > self.room:
-            return Observation(fate="no_room")
-        if fate == "lost":
-            self.memory.clear()
-            return Observation(fate="lost", reason="as told")
-        sampled = {}
-        for chunk in chunks:
-            known = self.memory.setdefault(chunk.seq, [])
-            assert len(known) == chunk.start, "positions must follow on"
-            known.extend(chunk.tokens)
-            if chunk.chooser is not None:
-                token = successor(known)
-                sampled[chunk.key] = Sampled(token=token, piece=bytes([token]), end=token % 13 == 0)
-        return Observation(fate=fate, sampled=sampled if fate == "done" else {})
-
-    def forget(self, seq: int) -> None:
-        self.memory.pop(seq, None)
-
-    def park(self, key: int, seq: int) -> bool:
-        if self.parks:
-            self.parked[key] = list(self.memory[seq])
-        return self.parks
-
-    def resume(self, key: int, seq: int) -> bool:
-        assert seq not in self.memory
-        self.memory[seq] = self.parked.pop(key)
-        return True
-
-    def discard(self, key: int) -> None:
-        del self.parked[key]
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class Collected:
-    """An answer that keeps what it gets, and checks the order of the calls."""
-
-    def __init__(self, stop_after: int | None = None) -> None:
-        self.tokens: list[int] = []
-        self.reason: FinishReason | None = None
-        self.error: TidemillError | None = None
-        self.closed = False
-        self.ended = threading.Event()
-        self._stop_after = stop_after
-
-    def take(self, sampled: Sampled) -> FinishReason | None:
-        assert not self.closed
-        self.tokens.append(sampled.token)
-        return "stop" if len(self.tokens) == self._stop_after else None
-
-    def finish(self, reason: FinishReason) -> None:
-        assert self.reason is None
-        self.reason = reason
-
-    def fail(self, error: TidemillError) -> None:
-        self.error = error
-
-    def close(self) -> None:
-        assert not self.closed
-        self.closed = True
-        self.ended.set()
-
-
-def ticket(
-    key: int,
-    prompt: list[int],
-    *,
-    lane: Lane = Lane.BATCH,
-    limit: int = 5,
-    stop_after: int | None = None,
-) -> Ticket[str]:
-    """A completion whose answer is ``Collected``."""
-    return Ticket(
-        key=key, lane=lane, prompt=prompt, limit=limit, chooser="next",
-        answer=Collected(stop_after),
-    )  # fmt: skip
-
-
-def got(t: Ticket[str]) -> Collected:
-    """The answer of a ticket."""
-    assert isinstance(t.answer, Collected)
-    return t.answer
-
-
-def alone(t: Ticket[str]) -> tuple[list[int], FinishReason]:
-    """What the model says to a prompt when nobody else is there."""
-    tokens, out = list(t.prompt), list[int]()
-    while True:
-        token = successor(tokens)
-        if token % 13 == 0:
-            return out, "stop"
-        out.append(token)
-        tokens.append(token)
-        if len(out) == t.limit:
-            return out, "length"
-
-
-def drive(loop: Loop[str], tickets: list[Ticket[str]], turns: int = 10_000) -> None:
-    """Turn the loop on this thread until every ticket has ended."""
-    for t in tickets:
-        loop.submit(t)
-    for _ in range(turns):
-        loop._collect()
-        loop.turn()
-        if all(got(t).closed for t in tickets):
-            return
-    raise AssertionError(f"not done after {turns} turns")
+from tidemill.types import Lane
 
 
 @contextmanager
@@ -211,7 +72,7 @@ def test_any_schedule_gives_each_its_own_answer(
     ]
     drive(Loop(engine), asked_for)
     for t in asked_for:
-        tokens, reason = alone(t)
+        tokens, reason = by_itself(t)
         answer = got(t)
         if answer.reason == "length" and len(answer.tokens) < t.limit:
             # The memory was full and it was alone: it ends with what it has.
@@ -249,7 +110,7 @@ def test_interactive_goes_before_batch_and_displaces_it() -> None:
     assert len(got(line).tokens) == before
     assert loop.gauges() == msgspec.structs.replace(loop.gauges(), active=0, waiting=0, parked=1)
     drive(loop, [ticket(3, [1], limit=1)])
-    assert (got(line).tokens, got(line).reason) == alone(line)
+    assert (got(line).tokens, got(line).reason) == by_itself(line)
     computed = [t for step in engine.steps for c in step if c.key == 1 for t in c.tokens]
     assert computed == [*line.prompt, *got(line).tokens][: len(computed)]
 
@@ -265,7 +126,7 @@ def test_a_line_that_cannot_be_parked_is_computed_again() -> None:
         loop.turn()
     drive(loop, [ticket(2, [7], lane=Lane.INTERACTIVE, limit=2)])
     drive(loop, [ticket(3, [1], limit=1)])
-    assert (got(line).tokens, got(line).reason) == alone(line)
+    assert (got(line).tokens, got(line).reason) == by_itself(line)
 
 
 def test_a_full_memory_parks_the_youngest_line_and_fails_nobody() -> None:
@@ -274,7 +135,7 @@ def test_a_full_memory_parks_the_youngest_line_and_fails_nobody() -> None:
     many = [ticket(i, [i + 1] * 15, limit=5) for i in range(4)]
     drive(Loop(engine), many)
     for t in many:
-        assert (got(t).tokens, got(t).reason) == alone(t)
+        assert (got(t).tokens, got(t).reason) == by_itself(t)
 
 
 def test_a_sequence_that_fills_the_memory_alone_ends_by_length() -> None:
@@ -283,7 +144,7 @@ def test_a_sequence_that_fills_the_memory_alone_ends_by_length() -> None:
     t = ticket(1, [3, 3, 3], limit=50)
     drive(Loop(engine), [t])
     assert got(t).reason in ("length", "stop")
-    assert got(t).tokens == alone(t)[0][: len(got(t).tokens)]
+    assert got(t).tokens == by_itself(t)[0][: len(got(t).tokens)]
     assert len(got(t).tokens) <= 4
 
 
@@ -294,7 +155,7 @@ def test_a_lost_step_fails_those_in_it_and_spares_those_who_wait() -> None:
     first, second = ticket(1, [1, 2]), ticket(2, [3, 4])
     drive(Loop(engine), [first, second])
     assert isinstance(got(first).error, EngineLost)
-    assert (got(second).tokens, got(second).reason) == alone(second)
+    assert (got(second).tokens, got(second).reason) == by_itself(second)
 
 
 def test_a_stop_from_the_answer_ends_the_completion() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +12,8 @@ from tidemill.types import Lane
 
 @st.composite
 def scenes(draw: st.DrawFn) -> tuple[list[Candidate], Limits]:
-    """Limits, and any candidates that a loop could hand in: ids unique and within the slots."""
+    """Limits, and any candidates that a loop could hand in: ids unique and within the slots, those
+    that wait in the order of their turns, one of them alone at most."""
     slots = draw(st.integers(1, 12))
     limits = Limits(
         slots=slots,
@@ -19,6 +21,7 @@ def scenes(draw: st.DrawFn) -> tuple[list[Candidate], Limits]:
         prefill=draw(st.integers(1, 600)),
         prefill_shared=draw(st.integers(1, 128)),
         headroom=draw(st.integers(0, 14)),
+        moves=draw(st.integers(0, 3)),
     )
     ids = draw(st.lists(st.integers(0, slots - 1), unique=True))
     seqs: list[int | None] = [*ids, *[None] * draw(st.integers(0, 2 * slots))]
@@ -36,6 +39,11 @@ def scenes(draw: st.DrawFn) -> tuple[list[Candidate], Limits]:
                 seq=seq,
             )
         )
+    candidates.sort(key=lambda c: c.order)
+    if candidates and draw(st.booleans()):
+        i = draw(st.integers(0, len(candidates) - 1))
+        left = min(candidates[i].left, limits.prefill_shared)
+        candidates[i] = msgspec.structs.replace(candidates[i], alone=True, left=left)
     return candidates, limits
 
 
@@ -69,33 +77,68 @@ def test_rows_are_sorted_by_sequence_id(scene: tuple[list[Candidate], Limits]) -
 
 @given(scenes())
 def test_everybody_on_an_id_progresses(scene: tuple[list[Candidate], Limits]) -> None:
-    """Each sequence that has or gets an id computes at least one token, at most what it has
-    left."""
+    """Each sequence that has or gets an id computes at least one token, at most what it has left;
+    one that is computed alone does so every other step, and nobody else in that step."""
     candidates, limits = scene
-    step = plan(candidates, limits)
-    live = after(candidates, step)
-    assert {r.key for r in step.rows} == live.keys()
-    assert all(1 <= r.count <= live[r.key].left for r in step.rows)
+    mixed, single = plan(candidates, limits), plan(candidates, limits, alone=True)
+    live = after(candidates, mixed)
+    solo = {key for key, c in live.items() if c.alone}
+    assert {r.key for r in single.rows} == (solo or live.keys())
+    if solo != live.keys():
+        assert {r.key for r in mixed.rows} == live.keys() - solo
+    for step in (mixed, single):
+        assert all(1 <= r.count <= live[r.key].left for r in step.rows)
+        assert step.alone == bool(solo & {r.key for r in step.rows})
 
 
 @given(scenes())
 def test_ids_are_taken_lowest_first(scene: tuple[list[Candidate], Limits]) -> None:
-    """Admissions get the lowest free ids, so that the live ids stay dense."""
+    """Admissions get the lowest free ids, so that the live ids stay dense; whoever is computed
+    alone gets the highest, out of the way."""
     candidates, limits = scene
     step = plan(candidates, limits)
     before = {c.seq for c in candidates if c.seq is not None}
     free = [seq for seq in range(limits.slots) if seq not in before]
-    taken = [a.seq for a in step.admit]
-    assert taken[: len(free)] == free[: len(taken)]
+    lonely = {c.key for c in candidates if c.alone}
+    for a in step.admit:
+        if free:
+            assert a.seq == free.pop(-1 if a.key in lonely else 0)
+
+
+@given(scenes())
+def test_holes_are_filled_from_above(scene: tuple[list[Candidate], Limits]) -> None:
+    """A move goes down to the lowest free id; when moves are left, the shared ids are dense."""
+    candidates, limits = scene
+    step = plan(candidates, limits)
+    assert len(step.move) <= limits.moves
+    live = after(candidates, step)
+    seqs = {a.key: a.seq for a in step.admit}
+    for move in step.move:
+        seq = live[move.key].seq
+        assert seq is not None
+        assert move.seq < seq
+        assert move.key not in seqs
+        assert not live[move.key].alone
+    if len(step.move) < limits.moves and not step.admit and not step.alone:
+        taken = {r.seq for r in step.rows} | {c.seq for c in live.values() if c.alone}
+        rows = [r.seq for r in step.rows]
+        assert not rows or all(seq in taken for seq in range(max(rows)))
 
 
 @given(scenes())
 def test_admissions_go_by_lane_then_arrival(scene: tuple[list[Candidate], Limits]) -> None:
-    """Whoever enters comes before whoever still waits."""
+    """Whoever enters comes before whoever still waits; only one that is computed alone can be
+    passed by, while another has that turn."""
     candidates, limits = scene
     step = plan(candidates, limits)
     waiting = sorted((c.lane, c.order, c.key) for c in candidates if c.seq is None)
     assert [a.key for a in step.admit] == [key for _, _, key in waiting[: len(step.admit)]]
+    two = [
+        Candidate(key=1, lane=Lane.BATCH, order=1, left=1, seq=0, alone=True),
+        Candidate(key=2, lane=Lane.BATCH, order=2, left=1, alone=True),
+        Candidate(key=3, lane=Lane.BATCH, order=3, left=1),
+    ]
+    assert [a.key for a in plan(two, Limits(slots=3, rows=3)).admit] == [3]
 
 
 @given(scenes())
@@ -134,11 +177,20 @@ def test_only_interactive_displaces_and_only_when_full(
     stayed = [c for c in candidates if c.seq is not None and c.key not in step.displace]
     for c in displaced:
         assert c.lane is not Lane.INTERACTIVE
-        assert all((s.lane, s.order) < (c.lane, c.order) for s in stayed)
-        assert c.seq in {a.seq for a in step.admit}
+        if not c.alone:
+            assert all((s.lane, s.order) < (c.lane, c.order) for s in stayed)
+            assert c.seq in {a.seq for a in step.admit}
     lanes = {c.key: c.lane for c in candidates}
     entered = [a for a in step.admit if lanes[a.key] is Lane.INTERACTIVE]
     assert len(displaced) <= len(entered)
+
+
+def test_interactive_alone_takes_the_turn_of_a_line_that_is_alone() -> None:
+    """Only one is computed alone at a time, and a person goes first."""
+    line = Candidate(key=1, lane=Lane.BATCH, order=1, left=1, decoding=True, seq=3, alone=True)
+    chat = Candidate(key=2, lane=Lane.INTERACTIVE, order=2, left=9, alone=True)
+    step = plan([line, chat], Limits(slots=4, rows=516))
+    assert (step.displace, [(r.key, r.seq) for r in step.rows]) == ((1,), [(2, 3)])
 
 
 @given(scenes())
@@ -147,11 +199,13 @@ def test_prompts_stay_within_their_budget(scene: tuple[list[Candidate], Limits])
     candidates, limits = scene
     step = plan(candidates, limits)
     live = after(candidates, step)
+    if step.alone:
+        return
     prompts = [r for r in step.rows if live[r.key].left > 1]
     floor = len(prompts)
     total = sum(r.count for r in prompts)
     assert total <= max(floor, limits.prefill, limits.prefill_shared)
-    talking = any(c.lane is Lane.INTERACTIVE and c.decoding for c in live.values())
+    talking = any(c.lane is Lane.INTERACTIVE and (c.decoding or c.alone) for c in live.values())
     if talking:
         assert total <= max(floor, limits.prefill_shared)
     if any(c.lane is Lane.INTERACTIVE for c in live.values()):

@@ -1,0 +1,239 @@
+"""What an engine's sequence ids remember, and who may begin with it.
+
+live id    a sequence computes on it; others copy what it has so far
+free id    keeps what was computed last, until somebody else needs the id
+the side   conversations that were overwritten on their id, oldest given up first
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+from tidemill.scheduler.prefixes import Prefixes
+from tidemill.scheduler.sequence import Sequence
+from tidemill.scheduler.steps import Engine
+from tidemill.types import Lane
+
+C = TypeVar("C")
+
+LEAST = 32
+"""Fewer shared tokens are computed again: what a copy costs, and waiting for one to compute them,
+would eat the gain."""
+MOST_ASIDE = 64
+
+
+class Kept:
+    """What a free id, or the side, remembers."""
+
+    __slots__ = ("done", "lane", "scope", "tokens")
+
+    def __init__(self, tokens: list[int], lane: Lane, scope: str) -> None:
+        self.tokens, self.done, self.lane, self.scope = tokens, len(tokens), lane, scope
+
+
+class Memory(Generic[C]):
+    """Keeps the books over an engine's memory. Used by the engine's thread.
+
+    Holders are sequence ids from 0 up, and what is parked aside below 0.
+    """
+
+    def __init__(self, engine: Engine[C]) -> None:
+        self._engine = engine
+        self._tree = Prefixes()
+        self._holders: dict[int, Sequence[C] | Kept] = {}
+        self._aside: dict[int, None] = {}
+        """Holders on the side, oldest first."""
+        self._numbers = itertools.count(1)
+
+    def entrants(self, waiting: Iterable[Sequence[C]], free: int) -> list[Sequence[C]]:
+        """Those that could enter now, of ``waiting`` in order: everybody INTERACTIVE, and as many
+        others as ids are free. Left out are those that had better wait, since somebody who is
+        live or ahead of them computes what they begin with."""
+        ahead, entrants, room = Prefixes(), list[Sequence[C]](), free
+        alone = False
+        for number, sequence in enumerate(waiting):
+            if sequence.lane is not Lane.INTERACTIVE and room <= 0:
+                break
+            if sequence.alone:
+                if alone:
+                    continue
+                alone = True
+            elif self._may_share(sequence) and not sequence.parked:
+                if self._had_better_wait(sequence, ahead):
+                    continue
+                ahead.put(number, sequence.tokens, sequence.scope)
+            entrants.append(sequence)
+            room -= 1
+        return entrants
+
+    def _had_better_wait(self, sequence: Sequence[C], ahead: Prefixes) -> bool:
+        limit = len(sequence.tokens) - 1
+        # INTERACTIVE does not wait for a line, whose prompt is computed in small pieces.
+        coming = max(
+            (depth for depth, _ in ahead.matches(sequence.tokens, sequence.scope)), default=0
+        )
+        have = 0
+        for depth, holders in self._tree.matches(sequence.tokens, sequence.scope):
+            for holder in holders:
+                there = self._holders[holder]
+                have = max(have, min(depth, there.done))
+                if there.lane <= sequence.lane:
+                    coming = max(coming, depth)
+        return min(coming, limit) - min(have, limit) >= LEAST
+
+    def enter(self, sequence: Sequence[C], seq: int) -> None:
+        """Give a sequence an id, with as much of its tokens as can be had from elsewhere."""
+        if sequence.parked:
+            self._vacate(seq)
+            sequence.parked = False
+            if not self._engine.resume(sequence.key, seq):
+                sequence.done = 0
+        elif sequence.done == 0:
+            sequence.done = self._bring(sequence, seq) if self._may_share(sequence) else 0
+            if not sequence.done:
+                self._vacate(seq)
+        sequence.seq = seq
+        if self._may_share(sequence):
+            self._hold(seq, sequence)
+
+    def leave(self, sequence: Sequence[C]) -> None:
+        """It is over: its id is free, and remembers."""
+        assert sequence.seq is not None
+        seq, sequence.seq = sequence.seq, None
+        if self._may_share(sequence) and sequence.done >= LEAST:
+            kept = Kept(sequence.tokens[: sequence.done], sequence.lane, sequence.scope)
+            self._hold(seq, kept)
+        else:
+            self.clear(seq)
+
+    def clear(self, seq: int) -> None:
+        """The id remembers nothing any more."""
+        self._drop(seq)
+        self._engine.forget(seq)
+
+    def move(self, sequence: Sequence[C], seq: int) -> bool:
+        """Give a live sequence another, free id; False: it stays where it is."""
+        assert sequence.seq is not None
+        self._vacate(seq)
+        if sequence.done and not self._engine.copy(sequence.seq, seq):
+            self._engine.forget(seq)
+            return False
+        self.clear(sequence.seq)
+        sequence.seq = seq
+        if self._may_share(sequence):
+            self._hold(seq, sequence)
+        return True
+
+    def park(self, sequence: Sequence[C]) -> bool:
+        """Put a live sequence aside and free its id; False: there is no room, it is as before."""
+        assert sequence.seq is not None
+        if not self._put_aside(sequence.key, sequence.seq):
+            return False
+        self.clear(sequence.seq)
+        sequence.seq, sequence.parked = None, True
+        return True
+
+    def make_room(self) -> bool:
+        """Forget what free ids remember; False when there was nothing."""
+        free = [h for h, there in self._holders.items() if h >= 0 and isinstance(there, Kept)]
+        for seq in free:
+            self.clear(seq)
+        return bool(free)
+
+    def lost(self) -> None:
+        """The engine threw its own memory away; what is on the side is still there."""
+        for seq in [holder for holder in self._holders if holder >= 0]:
+            self._drop(seq)
+
+    def close(self) -> None:
+        """Forget everything."""
+        self.make_room()
+        while self._aside:
+            self._give_up_oldest()
+
+    def _may_share(self, sequence: Sequence[C]) -> bool:
+        return self._engine.reuses and not sequence.alone
+
+    def _bring(self, sequence: Sequence[C], seq: int) -> int:
+        """Make the id remember the longest beginning of the tokens that can be had; its length."""
+        source, length = self._best(sequence, seq)
+        if length < LEAST:
+            return 0
+        if source == seq:
+            self._save(seq, beyond=length)
+        else:
+            if source < 0:  # used last: the last to be given up
+                self._aside[source] = self._aside.pop(source)
+            self._vacate(seq)
+            if source not in self._holders:
+                return 0
+            if source < 0:
+                # The side gives a conversation back that goes on; from one that only begins alike
+                # it gives a copy.
+                goes_on = length == self._holders[source].done
+                if not self._engine.resume(source, seq, keep=not goes_on):
+                    goes_on, length = True, 0
+                if goes_on:
+                    self._drop(source)
+                    del self._aside[source]
+            elif not self._engine.copy(source, seq):
+                length = 0
+        if length:
+            self._engine.trim(seq, length)
+        return length
+
+    def _best(self, sequence: Sequence[C], seq: int) -> tuple[int, int]:
+        """Holder and length of the longest beginning that is computed; the id itself if it has as
+        much, else a live or free id, else the side. At least one token is left to compute."""
+        limit = len(sequence.tokens) - 1
+        best = (0, 0, 0)
+        for depth, holders in self._tree.matches(sequence.tokens, sequence.scope):
+            if depth < best[0]:
+                break
+            for holder in holders:
+                length = min(depth, self._holders[holder].done, limit)
+                rank = 2 if holder == seq else int(holder >= 0)
+                best = max(best, (length, rank, holder))
+        return best[2], best[0]
+
+    def _vacate(self, seq: int) -> None:
+        """Empty a free id for somebody else."""
+        if seq in self._holders:
+            self._save(seq, beyond=0)
+            self.clear(seq)
+
+    def _save(self, seq: int, *, beyond: int) -> None:
+        """Before a conversation is overwritten from token ``beyond`` on, put it aside: its next
+        turn begins with it."""
+        kept = self._holders[seq]
+        if kept.lane is not Lane.INTERACTIVE or kept.done - beyond < LEAST:
+            return
+        if len(self._aside) >= MOST_ASIDE:
+            self._give_up_oldest()
+        number = next(self._numbers)
+        if self._put_aside(-number, seq):
+            self._aside[-number] = None
+            self._hold(-number, Kept(kept.tokens[: kept.done], kept.lane, kept.scope))
+
+    def _put_aside(self, key: int, seq: int) -> bool:
+        while not self._engine.park(key, seq):
+            if not self._aside:
+                return False
+            self._give_up_oldest()
+        return True
+
+    def _give_up_oldest(self) -> None:
+        holder = next(iter(self._aside))
+        del self._aside[holder]
+        self._drop(holder)
+        self._engine.discard(holder)
+
+    def _hold(self, holder: int, what: Sequence[C] | Kept) -> None:
+        self._tree.put(holder, what.tokens, what.scope)
+        self._holders[holder] = what
+
+    def _drop(self, holder: int) -> None:
+        self._tree.drop(holder)
+        self._holders.pop(holder, None)

@@ -1,0 +1,92 @@
+"""One ticket on its way through the engine."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from tidemill.scheduler.plan import Candidate
+from tidemill.scheduler.steps import Chunk, Ticket
+from tidemill.types import Lane
+
+C = TypeVar("C")
+
+FIXED_CHUNK = 128
+"""Prompt rows of a step of a sequence that is computed alone. Not a setting: another size is
+another rounding, and may be another text."""
+
+
+class Sequence(Generic[C]):
+    """``tokens`` is prompt and answer; the first ``done`` of them are computed."""
+
+    __slots__ = (
+        "alone",
+        "answer",
+        "chooser",
+        "done",
+        "epoch",
+        "key",
+        "lane",
+        "limit",
+        "order",
+        "parked",
+        "prompt_len",
+        "reused",
+        "scope",
+        "seq",
+        "started",
+        "tokens",
+    )
+
+    def __init__(self, ticket: Ticket[C], order: int, epoch: int = 0) -> None:
+        """``order``: arrival. ``epoch``: lines of one epoch may change places."""
+        self.key, self.lane, self.order, self.epoch = ticket.key, ticket.lane, order, epoch
+        self.tokens, self.prompt_len = list(ticket.prompt), len(ticket.prompt)
+        self.limit, self.chooser, self.answer = ticket.limit, ticket.chooser, ticket.answer
+        self.alone, self.scope = ticket.alone, ticket.scope
+        self.done = 0
+        self.seq: int | None = None
+        self.started = self.parked = self.reused = False
+
+    def candidate(self) -> Candidate:
+        """As the planner sees it."""
+        left = len(self.tokens) - self.done
+        return Candidate(
+            key=self.key,
+            lane=self.lane,
+            order=self.order,
+            left=min(left, self._fixed()) if self.alone else left,
+            decoding=left == 1 and len(self.tokens) > self.prompt_len,
+            seq=self.seq,
+            alone=self.alone,
+        )
+
+    def _fixed(self) -> int:
+        # Cuts at the same places always; after it had to give way without being parked, its answer
+        # is computed again as it was the first time, token by token.
+        if self.done >= self.prompt_len:
+            return 1
+        return min(FIXED_CHUNK - self.done % FIXED_CHUNK, self.prompt_len - self.done)
+
+    def chunk(self, seq: int, count: int) -> Chunk[C]:
+        """Its next ``count`` rows."""
+        upto = self.done + count
+        return Chunk(
+            key=self.key,
+            seq=seq,
+            start=self.done,
+            tokens=self.tokens[self.done : upto],
+            chooser=self.chooser if upto == len(self.tokens) else None,
+        )
+
+    def __lt__(self, other: Sequence[C]) -> bool:
+        """Who enters first: by lane; those that had begun; then by arrival, but lines of one epoch
+        in the order of their tokens, so that neighbours begin alike."""
+        if self.lane != other.lane:
+            return self.lane < other.lane
+        if self.started != other.started:
+            return self.started
+        if self.started or self.lane is Lane.INTERACTIVE:
+            return self.order < other.order
+        if self.epoch != other.epoch:
+            return self.epoch < other.epoch
+        return (self.scope, self.tokens, self.order) < (other.scope, other.tokens, other.order)

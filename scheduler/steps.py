@@ -1,0 +1,154 @@
+"""The words between the loop and an engine: tickets, chunks, observations, and who listens."""
+
+from __future__ import annotations
+
+from typing import Generic, Literal, Protocol, TypeVar
+
+import msgspec
+
+from tidemill.errors import TidemillError
+from tidemill.scheduler.plan import Limits
+from tidemill.types import FinishReason, Lane, TokenLogprob
+
+C = TypeVar("C")
+"""What the engine chooses the next token with; opaque to the loop."""
+
+
+class Sampled(msgspec.Struct, frozen=True, kw_only=True):
+    """The token that was chosen for a sequence."""
+
+    token: int
+    piece: bytes = b""
+    """Its text; may end within a character."""
+    end: bool = False
+    """True for an end-of-generation token, which is no part of the answer."""
+    logprob: TokenLogprob | None = None
+
+
+class Chunk(msgspec.Struct, Generic[C], frozen=True, kw_only=True):
+    """Rows of one sequence in one step: ``tokens`` at positions ``start ..``."""
+
+    key: int
+    seq: int
+    start: int
+    tokens: list[int]
+    chooser: C | None
+    """None: no token is chosen after this chunk."""
+
+
+Fate = Literal["done", "no_room", "aborted", "lost"]
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step did.
+
+    ``no_room``: nothing was computed, memory is as before. ``aborted``: the memory of the step's
+    sequences is undefined. ``lost``: the engine threw all its memory away and is usable again;
+    what was parked is still there.
+    """
+
+    fate: Fate = "done"
+    sampled: dict[int, Sampled] = {}
+    """By key, one for each chunk with a chooser."""
+    reason: str = ""
+
+
+class Engine(Protocol[C]):
+    """Something that computes steps. All methods are called by one thread."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def reuses(self) -> bool:
+        """True when ``copy`` and ``trim`` work on this model; else they are never called."""
+
+    def step(self, chunks: list[Chunk[C]]) -> Observation:
+        """Compute chunks that are sorted by sequence id."""
+
+    def forget(self, seq: int) -> None:
+        """Drop the memory of a sequence id."""
+
+    def trim(self, seq: int, length: int) -> None:
+        """Drop the memory of a sequence id from position ``length`` on."""
+
+    def copy(self, source: int, to: int) -> bool:
+        """Give an id that has no memory what another one has; False: it could not."""
+
+    def park(self, key: int, seq: int) -> bool:
+        """Copy a sequence's memory to the side; False: there is no room for it."""
+
+    def resume(self, key: int, seq: int, *, keep: bool = False) -> bool:
+        """Put parked memory onto a sequence id, and keep it parked or not; False: it could not,
+        compute it again."""
+
+    def discard(self, key: int) -> None:
+        """Drop parked memory."""
+
+    def close(self) -> None: ...
+
+
+class AnswerSink(Protocol):
+    """Receives one answer. Called by the engine's thread; must not block for long."""
+
+    def reused(self, tokens: int) -> None:
+        """So many tokens of the prompt were there already; called once, if any were."""
+
+    def take(self, sampled: Sampled) -> FinishReason | None:
+        """One more token; a reason when the answer is complete (a stop string matched)."""
+
+    def finish(self, reason: FinishReason) -> None: ...
+
+    def fail(self, error: TidemillError) -> None: ...
+
+    def close(self) -> None:
+        """Nothing more will come: after ``finish``, ``fail`` or a cancel."""
+
+
+class Ticket(msgspec.Struct, Generic[C], kw_only=True, eq=False):
+    """One completion to compute."""
+
+    key: int
+    lane: Lane
+    prompt: list[int]
+    """At least one token."""
+    limit: int
+    """Most tokens of the answer, at least one; prompt and answer fit the engine's context."""
+    chooser: C
+    answer: AnswerSink
+    alone: bool = False
+    """Computed in steps of its own, in fixed chunks, from nothing: the same numbers every time."""
+    scope: str = ""
+    """Prompts of one scope may share what was computed; others learn nothing of each other."""
+
+
+class Errands(Protocol):
+    """Other work for the engine's thread, done one piece at a time between steps."""
+
+    def pending(self) -> bool: ...
+
+    def run_one(self, rows: int) -> None:
+        """Do one piece of about as much work as ``rows`` rows of a step."""
+
+
+class NoErrands:
+    """An engine that only generates."""
+
+    def pending(self) -> bool:
+        return False
+
+    def run_one(self, rows: int) -> None:
+        """Nothing to do."""
+
+
+class Gauges(msgspec.Struct, frozen=True, kw_only=True):
+    """Load and totals since the start."""
+
+    active: int = 0
+    waiting: int = 0
+    parked: int = 0
+    tokens_generated: int = 0
+    tokens_prefilled: int = 0
+    """Prompt tokens that were computed."""
+    tokens_reused: int = 0
+    """Prompt tokens that were there already."""

@@ -1,0 +1,180 @@
+"""A small deterministic engine that checks every promise the loop makes to it."""
+
+from __future__ import annotations
+
+import threading
+
+from tidemill.errors import TidemillError
+from tidemill.scheduler.loop import Chunk, Fate, Loop, Observation, Sampled, Ticket
+from tidemill.scheduler.plan import Limits
+from tidemill.types import FinishReason, Lane
+
+END = 0
+
+
+def successor(tokens: list[int]) -> int:
+    """The model of these tests: the next token depends on all that came before."""
+    return 1 + (sum((i + 1) * t for i, t in enumerate(tokens)) % 97)
+
+
+class Arithmetic:
+    """An engine that remembers tokens per sequence id, and refuses what llama.cpp would abort on.
+
+    ``fates`` are what the next steps do instead of computing; ``room`` is how many tokens it can
+    remember over all ids.
+    """
+
+    def __init__(
+        self, limits: Limits, *, room: int = 10**9, parks: bool = True, reuses: bool = False
+    ) -> None:
+        self.limits, self.room, self.parks, self.reuses = limits, room, parks, reuses
+        self.fates: list[Fate] = []
+        self.memory: dict[int, list[int]] = {}
+        self.parked: dict[int, list[int]] = {}
+        self.steps: list[list[Chunk[str]]] = []
+        self.closed = False
+
+    def step(self, chunks: list[Chunk[str]]) -> Observation:
+        assert chunks
+        assert sum(len(c.tokens) for c in chunks) <= self.limits.rows
+        seqs = [c.seq for c in chunks]
+        assert seqs == sorted(set(seqs))
+        self.steps.append(chunks)
+        fate: Fate = self.fates.pop(0) if self.fates else "done"
+        needed = sum(len(m) for m in self.memory.values()) + sum(len(c.tokens) for c in chunks)
+        if fate == "no_room" or needed > self.room:
+            return Observation(fate="no_room")
+        if fate == "lost":
+            self.memory.clear()
+            return Observation(fate="lost", reason="as told")
+        sampled = {}
+        for chunk in chunks:
+            known = self.memory.setdefault(chunk.seq, [])
+            if fate == "aborted":
+                known.append(-1)  # undefined: nobody may build on it
+                continue
+            assert len(known) == chunk.start, "positions must follow on"
+            known.extend(chunk.tokens)
+            if chunk.chooser is not None:
+                token = successor(known)
+                sampled[chunk.key] = Sampled(token=token, piece=bytes([token]), end=token % 13 == 0)
+        return Observation(fate=fate, sampled=sampled if fate == "done" else {})
+
+    def forget(self, seq: int) -> None:
+        self.memory.pop(seq, None)
+
+    def park(self, key: int, seq: int) -> bool:
+        if self.parks:
+            self.parked[key] = list(self.memory[seq])
+        return self.parks
+
+    def resume(self, key: int, seq: int, *, keep: bool = False) -> bool:
+        assert not self.memory.get(seq)
+        self.memory[seq] = list(self.parked[key])
+        if not keep:
+            del self.parked[key]
+        return True
+
+    def trim(self, seq: int, length: int) -> None:
+        assert self.reuses
+        del self.memory[seq][length:]
+
+    def copy(self, source: int, to: int) -> bool:
+        assert self.reuses
+        assert not self.memory.get(to)
+        self.memory[to] = list(self.memory[source])
+        return True
+
+    def discard(self, key: int) -> None:
+        del self.parked[key]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Collected:
+    """An answer that keeps what it gets, and checks the order of the calls."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.tokens: list[int] = []
+        self.reason: FinishReason | None = None
+        self.error: TidemillError | None = None
+        self.cached = 0
+        self.closed = False
+        self.ended = threading.Event()
+        self._stop_after = stop_after
+
+    def reused(self, tokens: int) -> None:
+        assert tokens > 0
+        assert not self.cached
+        self.cached = tokens
+
+    def take(self, sampled: Sampled) -> FinishReason | None:
+        assert not self.closed
+        self.tokens.append(sampled.token)
+        return "stop" if len(self.tokens) == self._stop_after else None
+
+    def finish(self, reason: FinishReason) -> None:
+        assert self.reason is None
+        self.reason = reason
+
+    def fail(self, error: TidemillError) -> None:
+        self.error = error
+
+    def close(self) -> None:
+        assert not self.closed
+        self.closed = True
+        self.ended.set()
+
+
+def ticket(
+    key: int,
+    prompt: list[int],
+    *,
+    lane: Lane = Lane.BATCH,
+    limit: int = 5,
+    stop_after: int | None = None,
+    alone: bool = False,
+    scope: str = "",
+) -> Ticket[str]:
+    """A completion whose answer is ``Collected``."""
+    return Ticket(
+        key=key, lane=lane, prompt=prompt, limit=limit, chooser="next",
+        answer=Collected(stop_after), alone=alone, scope=scope,
+    )  # fmt: skip
+
+
+def got(t: Ticket[str]) -> Collected:
+    """The answer of a ticket."""
+    assert isinstance(t.answer, Collected)
+    return t.answer
+
+
+def by_itself(t: Ticket[str]) -> tuple[list[int], FinishReason]:
+    """What the model says to a prompt when nobody else is there."""
+    tokens, out = list(t.prompt), list[int]()
+    while True:
+        token = successor(tokens)
+        if token % 13 == 0:
+            return out, "stop"
+        out.append(token)
+        tokens.append(token)
+        if len(out) == t.limit:
+            return out, "length"
+
+
+def drive(loop: Loop[str], tickets: list[Ticket[str]], turns: int = 10_000) -> None:
+    """Submit tickets and turn the loop on this thread until every one has ended."""
+    for t in tickets:
+        loop.submit(t)
+    finish(loop, tickets, turns)
+
+
+def finish(loop: Loop[str], tickets: list[Ticket[str]], turns: int = 10_000) -> None:
+    """Turn the loop on this thread until every ticket, submitted before, has ended."""
+    for _ in range(turns):
+        if all(got(t).closed for t in tickets):
+            return
+        loop._collect()
+        loop.turn()
+    raise AssertionError(f"not done after {turns} turns")
