@@ -59,15 +59,16 @@ class GuardedExecutor:
         if lease.batch_seq in self._stopped:
             return _OVER
         grant = None if lease.key_id is None else await self._grant(lease.key_id)
-        if grant is not None or self._prices.models:
+        if grant is not None or lease.capped:
             model, usage = estimates.of_line(lease.line, lease.endpoint, lease.params)
             where = self._where(model)
             if grant is not None and (refusal := _withheld(grant, model, where)):
                 return refusal
-            rate = self._prices.quote(model, execution=where).rate
-            if not rate.free and not await self._afford(lease, rate.cost(usage)):
-                _remember(self._stopped, lease.batch_seq, None)
-                return _OVER
+            if lease.capped or (grant is not None and _budgeted(grant)):
+                rate = self._prices.quote(model, execution=where).rate
+                if not rate.free and not await self._afford(lease, rate.cost(usage)):
+                    _remember(self._stopped, lease.batch_seq, None)
+                    return _OVER
         return await self._inner.execute(lease)
 
     async def _afford(self, lease: Lease, amount: int) -> bool:
@@ -89,6 +90,10 @@ class GuardedExecutor:
         grant = await self._accounts.grant(key_id)
         _remember(self._grants, key_id, (now, grant))
         return grant
+
+
+def _budgeted(grant: Grant) -> bool:
+    return any(one.monthly_budget is not None for one in access.limits(grant))
 
 
 def _withheld(grant: Grant, model: str, where: str) -> Refusal | None:

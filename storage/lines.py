@@ -82,6 +82,7 @@ class SqliteLines:
                 endpoint=batch["endpoint"],
                 expires_at=batch["expires_at"],
                 params=params,
+                capped=batch["max_cost"] is not None,
             )
             for (no, _, _, custom_id, attempt), line in zip(picked, found, strict=True)
         ]
