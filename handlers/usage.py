@@ -38,8 +38,8 @@ async def report(request: Incoming, owner: str | None) -> Response[bytes]:
             owner=owner,
             now=clock.now(),
         )
-    except ValueError as exc:
-        raise BadRequest(f"Invalid query: {exc}.", param="group_by") from None
+    except reports.BadQuery as exc:
+        raise BadRequest(f"Invalid value for '{exc.param}': {exc}.", param=exc.param) from None
     given = services(request)
     sums = await given.store.ledger.report(query)
     if kind == "csv":

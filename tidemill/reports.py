@@ -22,20 +22,28 @@ COLUMNS = (
 )
 
 
+class BadQuery(ValueError):
+    """One part of a query is wrong; ``param`` names it."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
 def query(
     *, since: str | None, until: str | None, by: str | None, owner: str | None, now: int
 ) -> UsageQuery:
     """The rows of whole days, UTC: ``since`` up to and with ``until``, by default this month.
 
-    ``by`` names groupings, comma-separated. Raises ``ValueError`` with one sentence.
+    ``by`` names groupings, comma-separated. Raises ``BadQuery`` with one sentence.
     """
     today = datetime.fromtimestamp(now, UTC).date()
-    first = today.replace(day=1) if since is None else _day(since)
-    last = today if until is None else _day(until)
+    first = today.replace(day=1) if since is None else _day("since", since)
+    last = today if until is None else _day("until", until)
     groups = [name.strip() for name in (by or "day,model").split(",") if name.strip()]
     for name in groups:
         if name not in GROUPINGS:
-            raise ValueError(f"'{name[:40]}' is not one of {', '.join(GROUPINGS)}")
+            raise BadQuery("group_by", f"'{name[:40]}' is not one of {', '.join(GROUPINGS)}")
     return UsageQuery(
         since_at=_begin(first),
         until_at=_begin(last + timedelta(days=1)),
@@ -44,12 +52,12 @@ def query(
     )
 
 
-def _day(text: str) -> date:
+def _day(param: str, text: str) -> date:
     try:
         day = date.fromisoformat(text)
         day + timedelta(days=1)
     except (ValueError, OverflowError):
-        raise ValueError(f"'{text[:40]}' is not a day like 2026-11-30") from None
+        raise BadQuery(param, f"'{text[:40]}' is not a day like 2026-11-30") from None
     return day
 
 

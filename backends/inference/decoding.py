@@ -127,7 +127,7 @@ def _explain(text: str) -> RequestRefused:
 
 
 def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
+    return text if text[:2].isupper() else text[:1].lower() + text[1:]
 
 
 def _json(text: str) -> str:

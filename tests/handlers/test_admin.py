@@ -215,5 +215,7 @@ class TestUsage:
         ],
     )
     async def test_a_wrong_query_is_said(self, admin: World, query: dict[str, str]) -> None:
-        """400, and one sentence."""
-        assert (await admin.client.get("/admin/v1/usage", params=query)).status_code == 400
+        """400, and one sentence that names the parameter."""
+        answer = await admin.client.get("/admin/v1/usage", params=query)
+        [name] = query
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
