@@ -29,6 +29,15 @@ _OVER = Refusal(
 )
 
 
+_CLOSING = Refusal(
+    code="batch_closing",
+    message="The batch ended while this request waited for its turn.",
+    retry=True,
+    spend=False,
+)
+"""Given back rather than settled: whoever closes the batch gives the line its row."""
+
+
 class GuardedExecutor:
     """An ``Executor`` around another one. ``where`` says at which provider a model runs."""
 
@@ -66,21 +75,24 @@ class GuardedExecutor:
                 return refusal
             if lease.capped or (grant is not None and _budgeted(grant)):
                 rate = self._prices.quote(model, execution=where).rate
-                if not rate.free and not await self._afford(lease, rate.cost(usage)):
-                    _remember(self._stopped, lease.batch_seq, None)
-                    return _OVER
+                if not rate.free and (no := await self._refused(lease, rate.cost(usage))):
+                    return no
         return await self._inner.execute(lease)
 
-    async def _afford(self, lease: Lease, amount: int) -> bool:
-        """Hold what the line may cost; False when it would cross whatever else ends."""
-        while True:
+    async def _refused(self, lease: Lease, amount: int) -> Refusal | None:
+        """Hold what the line may cost; or why it cannot start, whatever else ends."""
+        while lease.batch_seq not in self._stopped:
             since = self._budgets.turn
             turn = await self._budgets.hold(lease, amount)
-            if turn != "wait":
-                return turn == "held"
-            await self._budgets.freed(since)
-            if lease.batch_seq in self._stopped:
-                return False
+            if turn == "held":
+                return None
+            if turn == "closing":
+                return _CLOSING
+            if turn == "over":
+                _remember(self._stopped, lease.batch_seq, None)
+            else:
+                await self._budgets.freed(since)
+        return _OVER
 
     async def _grant(self, key_id: str) -> Grant | None:
         now = clock.monotonic()

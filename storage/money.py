@@ -21,7 +21,17 @@ from tidemill.storage.queries import load
 from tidemill.storage.readers import Readers
 from tidemill.storage.records import text
 from tidemill.storage.writer import Tx, Writer
-from tidemill.types import Lease, Limits, NewBatch, Purse, Usage, UsageQuery, UsageRow, UsageSum
+from tidemill.types import (
+    BatchStatus,
+    Lease,
+    Limits,
+    NewBatch,
+    Purse,
+    Usage,
+    UsageQuery,
+    UsageRow,
+    UsageSum,
+)
 
 _Q = load("money")
 
@@ -192,6 +202,8 @@ def _purses(conn: sqlite3.Connection, key_id: str | None, now: float, own: int =
 
 def _hold(tx: Tx, lease: Lease, amount: int) -> budgets.Turn:
     batch = tx.one(_Q["batch"], {"batch_seq": lease.batch_seq})
+    if batch["status"] != BatchStatus.IN_PROGRESS:
+        return "closing"
     month = budgets.month(tx.now)
     positions = []
     if batch["max_cost"] is not None:

@@ -15,7 +15,8 @@ from tidemill.errors import BudgetExceeded, QuotaExceeded
 from tidemill.prices import shown
 from tidemill.types import Purse, Record
 
-Turn = Literal["held", "wait", "over"]
+Turn = Literal["held", "wait", "over", "closing"]
+"""What a line that may cost something is told; see ``ports.Budgets.hold``."""
 
 BYTES_PER_TOKEN = 4
 """A rule of thumb for English text; only the model's own tokenizer knows."""

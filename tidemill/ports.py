@@ -408,12 +408,12 @@ class Budgets(Protocol):
     async def purses(self, key_id: str | None) -> list[Purse]:
         """Of the key, its team and its user, as far as it has them."""
 
-    async def hold(self, lease: Lease, amount: int) -> Literal["held", "wait", "over"]:
+    async def hold(self, lease: Lease, amount: int) -> Literal["held", "wait", "over", "closing"]:
         """Reserve what a leased line may cost, until it is settled or released.
 
         ``over``: it would cross its batch's ``max_cost`` or a budget, whatever else ends.
         ``wait``: it would only if the lines in flight cost as much as they may; ask again after
-        ``freed``."""
+        ``freed``. ``closing``: the batch starts no line any more, give the lease back."""
 
     async def freed(self, since: int) -> None:
         """Returns once lines that held something have ended, after the count ``turn`` was

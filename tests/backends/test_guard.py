@@ -180,6 +180,36 @@ async def test_lines_stop_before_the_one_that_would_cross(
     assert inner.ran == ["c1", "c2", "c1", "c2"]
 
 
+async def test_a_line_that_waits_does_not_start_in_a_closing_batch(
+    store: Store, guarded: GuardedExecutor, inner: Inner
+) -> None:
+    """It is given back, and whoever closes the batch says why it did not run."""
+    batch = await _batch(store, 2, max_cost=150)
+    first, second = await lease(store, batch)
+    inner.open = anyio.Event()
+    outcomes: dict[str, Outcome] = {}
+
+    async def run(one: Lease) -> None:
+        outcomes[one.custom_id] = await guarded.execute(one)
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run, first)
+            while not inner.ran:
+                await anyio.lowlevel.checkpoint()
+            tasks.start_soon(run, second)
+            await store.batches.move(batch.seq, frozenset({S.IN_PROGRESS}), S.CANCELLING)
+            inner.output = 10
+            inner.open.set()
+            while "c1" not in outcomes:
+                await anyio.lowlevel.checkpoint()
+            await _settle(store, first, outcomes["c1"])
+    given_back = outcomes["c2"]
+    assert isinstance(given_back, Refusal)
+    assert (given_back.retry, given_back.spend) == (True, False)
+    assert inner.ran == ["c1"]
+
+
 async def test_a_budget_is_used_to_its_last_unit(
     store: Store, guarded: GuardedExecutor, inner: Inner
 ) -> None:
