@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import anyio
 import pytest
 
 from tests.handlers.principals import account, key, seen_by
 from tests.handlers.world import Open, World, line
+from tidemill.backends import guard
 from tidemill.types import Account, Limits
 
 pytestmark = pytest.mark.anyio
@@ -128,6 +131,32 @@ class TestAccounts:
         grant = await world.services.store.accounts.grant(record.id)
         assert grant is not None
         assert grant.key.last_used_at is not None
+
+    async def test_a_key_revoked_in_mid_run_stops_the_rest(
+        self, open_world: Open, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What runs ends, what ran stays, and each other line says why it did not."""
+        monkeypatch.setattr(guard, "GRANT_TTL_S", -1.0)
+        async with open_world(batch_local_concurrency=1) as world:
+            team = await account(world, "team", "t", Limits())
+            secret, record = await key(world, team=team)
+            mate, _ = await key(world, team=team)
+            async with seen_by(world, secret) as mine, seen_by(world, mate) as watcher:
+                data = line("first", "!wait revoked one") + line("b") + line("c")
+                batch = await mine.create(data)
+                while not world.engine.status().active:
+                    await anyio.lowlevel.checkpoint()
+                await world.services.store.keys.revoke(record.id)
+                world.engine.gate("revoked").set()
+                ended = await watcher.finished(batch["id"])
+                assert ended["status"] == "completed"
+                assert ended["request_counts"] == {"total": 3, "completed": 1, "failed": 2}
+                answer = await watcher.client.get(f"/v1/files/{ended['error_file_id']}/content")
+                rows = [json.loads(row) for row in answer.text.splitlines()]
+                assert {row["custom_id"] for row in rows} == {"b", "c"}
+                for row in rows:
+                    assert row["response"] is None
+                    assert row["error"]["code"] == "key_revoked"
 
 
 class TestPace:
