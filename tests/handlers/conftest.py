@@ -11,17 +11,18 @@ import pytest
 from tests.handlers.world import Open, World, opened
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def anyio_backend() -> str:
-    """One event loop for all tests here, because they share an application."""
+    """One event loop for all tests of a file, because they share an application."""
     return "asyncio"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 async def shared_world(
     anyio_backend: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[World]:
-    """One application for many tests: to start one each would be most of their time."""
+    """One application for the tests of a file: to start one each would be most of their time, and
+    one for all would keep its event loop open under tests that start their own."""
     async with opened(tmp_path_factory.mktemp("shared") / "store") as one:
         yield one
 
