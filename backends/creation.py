@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import msgspec
 import structlog
 
 from tidemill import clock
@@ -25,7 +26,7 @@ from tidemill.backends.upstreams import Upstreams
 from tidemill.crash import crash_point
 from tidemill.errors import OwnershipUnrecorded, TidemillError
 from tidemill.ports import Store
-from tidemill.types import BatchParams, BatchRecord, FileRecord, UpstreamBatch, UpstreamFile
+from tidemill.types import BatchRecord, FileRecord, UpstreamBatch, UpstreamFile
 
 log = structlog.get_logger()
 
@@ -66,43 +67,30 @@ class Creation:
             if waiting == 1:
                 del self._creating[file_seq]
 
-    async def upload(
-        self, file: FileRecord, endpoint: str, params: BatchParams, *, anew: bool = False
-    ) -> str:
-        """The provider's id of a file, uploading it unless a copy is there.
-
-        A batch with parameters of its own gets a copy of its own, with them in its lines.
-        """
-        defaults = body_defaults(params, endpoint, self._dialect.provider.kind)
-        if not defaults and not anew:
+    async def upload(self, file: FileRecord, endpoint: str, *, anew: bool = False) -> str:
+        """The provider's id of a file, uploading it unless a copy is there."""
+        if not anew:
             known = await self._store.upstream.file(file.seq, self.name)
             if known is not None and (
                 known.expires_at is None or known.expires_at > clock.now() + _EXPIRY_MARGIN_S
             ):
                 return known.id
-        spelled = self._dialect.spelled(endpoint)
-        outbound = Outbound(
-            {ours: self._names[ours] for ours in file.facts.models if ours in self._names},
-            url=None if spelled == endpoint else spelled,
-            defaults=defaults,
+        id, expires_at = await self._send(file, endpoint, {})
+        copy = UpstreamFile(
+            file_seq=file.seq,
+            provider=self.name,
+            id=id,
+            created_at=clock.now(),
+            expires_at=expires_at,
         )
-        id, expires_at = await self._forwarding.upload(
-            file.filename, self._store.files.read(file), outbound
-        )
-        if not defaults:
-            copy = UpstreamFile(
-                file_seq=file.seq,
-                provider=self.name,
-                id=id,
-                created_at=clock.now(),
-                expires_at=expires_at,
-            )
-            try:
-                await self._store.upstream.keep_file(copy)
-            except TidemillError as exc:
-                await self._undo(self._forwarding.delete_file(id), "file", id)
-                raise _unrecorded() from exc
+        await self._recorded(self._store.upstream.keep_file(copy), id)
         return id
+
+    async def withdraw(self, batch: BatchRecord) -> None:
+        """Take back a batch that the provider did not take, and what it was sent for it alone."""
+        up = await self._upstreams.get(batch.seq)
+        if await self._store.upstream.withdraw(batch.seq) and up is not None and up.input_id:
+            await self._undo(self._forwarding.delete_file(up.input_id), "file", up.input_id)
 
     async def create(
         self, batch: BatchRecord, up: UpstreamBatch, *, again: bool = False
@@ -116,7 +104,7 @@ class Creation:
         """
         found = await self.find(batch, up) if again else None
         if found is None:
-            found = as_seen(up, await self._create_or_find(batch, up))
+            found = await self._create_or_find(batch, up)
         crash_point("provider.create.after_answer")
         assert found.id is not None
         try:
@@ -133,27 +121,61 @@ class Creation:
         answer = await self._forwarding.find(batch.id, up.intended_at)
         return None if answer is None else as_seen(up, answer)
 
-    async def _create_or_find(self, batch: BatchRecord, up: UpstreamBatch) -> dict[str, Any]:
+    async def _create_or_find(self, batch: BatchRecord, up: UpstreamBatch) -> UpstreamBatch:
         file = await self._store.files.get(batch.input_file_id, None)
         if file is None:
             raise ProviderFailed(
                 Failure(meaning=Meaning.REQUEST, status=400, message="The input file is gone.")
             )
-        file_id = await self.upload(file, batch.endpoint, batch.params)
+        up, file_id = await self._copy(batch, up, file)
         try:
-            return await self._forwarding.create(batch, file_id)
+            return as_seen(up, await self._forwarding.create(batch, file_id))
         except ProviderFailed as failed:
             if file_id in failed.failure.message:
                 # The provider has lost or expired its copy; ours is still here.
-                file_id = await self.upload(file, batch.endpoint, batch.params, anew=True)
-                return await self._forwarding.create(batch, file_id)
+                up, file_id = await self._copy(batch, up, file, anew=True)
+                return as_seen(up, await self._forwarding.create(batch, file_id))
             if failed.failure.certain:
                 raise
             # It may have been created although no answer came.
-            found = await self._forwarding.find(batch.id, up.intended_at)
+            found = await self.find(batch, up)
             if found is None:
                 raise
             return found
+
+    async def _copy(
+        self, batch: BatchRecord, up: UpstreamBatch, file: FileRecord, *, anew: bool = False
+    ) -> tuple[UpstreamBatch, str]:
+        """The provider's copy of the input for this batch. One with parameters of its own gets a
+        copy of its own, with them in its lines."""
+        kind = self._dialect.provider.kind
+        defaults = body_defaults(batch.params, batch.endpoint, kind)
+        if not defaults:
+            return up, await self.upload(file, batch.endpoint, anew=anew)
+        if up.input_id is not None and not anew:
+            return up, up.input_id
+        id, _ = await self._send(file, batch.endpoint, defaults)
+        up = msgspec.structs.replace(up, input_id=id)
+        await self._recorded(self._upstreams.note(up), id)
+        return up, id
+
+    async def _send(
+        self, file: FileRecord, endpoint: str, defaults: dict[str, Any]
+    ) -> tuple[str, int | None]:
+        spelled = self._dialect.spelled(endpoint)
+        outbound = Outbound(
+            {ours: self._names[ours] for ours in file.facts.models if ours in self._names},
+            url=None if spelled == endpoint else spelled,
+            defaults=defaults,
+        )
+        return await self._forwarding.upload(file.filename, self._store.files.read(file), outbound)
+
+    async def _recorded(self, write: Awaitable[None], file_id: str) -> None:
+        try:
+            await write
+        except TidemillError as exc:
+            await self._undo(self._forwarding.delete_file(file_id), "file", file_id)
+            raise _unrecorded() from exc
 
     async def _undo(self, call: Awaitable[Any], what: str, id: str) -> None:
         try:

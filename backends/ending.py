@@ -5,7 +5,8 @@ What the provider's refusals teach is learned here, and forgotten when it answer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import anyio
 import msgspec
@@ -23,8 +24,25 @@ from tidemill.types import BatchRecord, BatchStatus, Placement, Problem, Upstrea
 
 log = structlog.get_logger()
 
-Takeover = Callable[[BatchRecord, int], None]
-"""Told of a batch that runs here from now on, and how many of its lines are queued."""
+
+class Here(Protocol):
+    """The local path, as far as batches come to it from a provider."""
+
+    def fits(self, lines: int) -> bool:
+        """False when so many lines are more than can ever wait here."""
+
+    def reserve(self, lines: int) -> int:
+        """Room for a batch about to be created; returns what was taken. Raises ``AtCapacity``."""
+
+    def release(self, reserved: int) -> None:
+        """Give it back."""
+
+    def take_over(self, batch: BatchRecord, queued: int) -> None:
+        """Run a batch here from now on; ``queued`` of its lines wait."""
+
+    async def cancel(self, batch: BatchRecord) -> BatchRecord:
+        """Cancel a batch that runs here."""
+
 
 TRIES = 6
 """How often a 404 for a batch, or results with missing rows, are asked for again."""
@@ -42,7 +60,7 @@ class Ending:
         eligibility: Eligibility,
         names: dict[str, str],
         *,
-        takeover: Takeover,
+        here: Here,
         fallback_on_quota: bool,
     ) -> None:
         self.name = upstreams.name
@@ -51,15 +69,16 @@ class Ending:
         self._upstreams = upstreams
         self._eligibility = eligibility
         self._names = names
-        self._takeover = takeover
+        self._here = here
         self._fallback_on_quota = fallback_on_quota
 
-    async def settle(self, batch: BatchRecord, up: UpstreamBatch) -> None:
-        """Bring the results home once; whoever comes second finds the latch taken."""
+    async def settle(self, batch: BatchRecord, up: UpstreamBatch) -> bool:
+        """Bring the results home once; whoever comes second finds the latch taken: False."""
         if not await self._store.upstream.latch(batch.seq, clock.now() + _LATCH_S):
-            return
+            return False
         try:
             await self._end(batch, up)
+            return True
         finally:
             with anyio.CancelScope(shield=True):
                 await self._store.upstream.latch(batch.seq, 0)
@@ -81,8 +100,14 @@ class Ending:
                 and meaning is not None
                 and self.reruns(meaning)
             ):
-                await self.run_here(batch, up, up.problems[0].message)
-                return
+                if self._here.fits(batch.total):
+                    await self.run_here(batch, up, up.problems[0].message)
+                    return
+                too_large = Problem(
+                    code="capacity_exceeded",
+                    message=f"Nor can its {batch.total} lines wait here. Split the file.",
+                )
+                up = msgspec.structs.replace(up, problems=(*up.problems, too_large))
         final = up.tries >= TRIES
         fails_whole = up.status == "failed" and not (up.output_id or up.error_id)
         if not (fails_whole and batch.status in CANCELLABLE):
@@ -100,7 +125,10 @@ class Ending:
         log.info("batch ended", batch=batch.id, provider=self.name, status=str(ended.status))
 
     async def run_here(self, batch: BatchRecord, up: UpstreamBatch, why: str) -> None:
-        """The same batch of the same file goes on here; what the provider finished is kept."""
+        """The same batch of the same file goes on here; what the provider finished is kept.
+
+        It was accepted, so it need not fit into the intake now: later batches wait for it instead.
+        """
         models = await self._settler.add_lines(batch)
         validating = frozenset({BatchStatus.VALIDATING})
         await self._store.batches.move(batch.seq, validating, BatchStatus.IN_PROGRESS)
@@ -110,7 +138,7 @@ class Ending:
         await self._upstreams.settled(up)
         batch = await self._fresh(batch)
         log.info("batch runs here after all", batch=batch.id, provider=self.name, why=why)
-        self._takeover(batch, batch.total - batch.completed - batch.failed)
+        self._here.take_over(batch, batch.total - batch.completed - batch.failed)
 
     def reruns(self, meaning: Meaning) -> bool:
         """True when a refusal of this meaning sends the batch here."""

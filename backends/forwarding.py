@@ -24,6 +24,8 @@ from tidemill.types import BatchRecord, Lane, UpstreamBatch
 
 T = TypeVar("T")
 
+ENDS = frozenset({"completed", "failed", "expired", "cancelled"})
+"""The provider's words for a batch that has ended."""
 METADATA_KEY = "tidemill_batch"
 """Carries our batch id upstream, so that a batch whose answer was lost can be found again."""
 _MAX_METADATA = 16
@@ -70,10 +72,7 @@ class Forwarding:
             try:
                 answer = await call()
             except Exception as exc:
-                failure = refusals.read(exc)
-                if failure.status == 429 and failure.meaning is Meaning.TRANSIENT:
-                    self._gate.throttled(failure.retry_after_s)
-                raise ProviderFailed(failure) from exc
+                raise self._failed(exc) from exc
             self._gate.succeeded()
             return answer
 
@@ -172,13 +171,22 @@ class Forwarding:
         )
 
     async def content(self, file_id: str) -> AsyncGenerator[bytes]:
-        """A file's bytes as they come; close it when you stop early."""
-        try:
-            async with self._client.files.with_streaming_response.content(file_id) as response:
-                async for piece in response.iter_bytes():
-                    yield piece
-        except Exception as exc:
-            raise ProviderFailed(refusals.read(exc)) from exc
+        """A file's bytes as they come; close it when you stop early: it holds its place of the
+        gate until then."""
+        async with self._gate.enter(Lane.JOB):
+            try:
+                async with self._client.files.with_streaming_response.content(file_id) as response:
+                    async for piece in response.iter_bytes():
+                        yield piece
+            except Exception as exc:
+                raise self._failed(exc) from exc
+            self._gate.succeeded()
+
+    def _failed(self, exc: Exception) -> ProviderFailed:
+        failure = refusals.read(exc)
+        if failure.status == 429 and failure.meaning is Meaning.TRANSIENT:
+            self._gate.throttled(failure.retry_after_s)
+        return ProviderFailed(failure)
 
 
 async def _spool(body: AsyncIterator[bytes], outbound: Outbound, spool: IO[bytes]) -> None:
@@ -202,17 +210,18 @@ def as_seen(known: UpstreamBatch, answer: dict[str, Any]) -> UpstreamBatch:
     """
     counts = answer.get("request_counts")
     counts = counts if isinstance(counts, dict) else {}
-    status = answer.get("status")
+    status = _text(answer.get("status")) or known.status
     return msgspec.structs.replace(
         known,
         id=_text(answer.get("id")) or known.id,
-        status=status if isinstance(status, str) and status else known.status,
+        status=status,
         completed=max(known.completed, _whole(counts.get("completed"))),
         failed=max(known.failed, _whole(counts.get("failed"))),
         output_id=_text(answer.get("output_file_id")) or known.output_id,
         error_id=_text(answer.get("error_file_id")) or known.error_id,
         problems=refusals.problems_of(answer.get("errors")) or known.problems,
         looked_at=clock.now(),
+        ended_at=_whole(answer.get(f"{status}_at")) if status in ENDS else 0,
     )
 
 

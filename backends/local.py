@@ -119,11 +119,6 @@ class LocalBackend:
             self._runner.opened(batch, reserved)
         return batch
 
-    def take_over(self, batch: BatchRecord, queued: int) -> None:
-        """Run a batch here that a provider gave back, with ``queued`` lines still to run."""
-        self._runner.intake_pool.add(queued)
-        self._runner.opened(batch, 0)
-
     async def refresh(self, batch: BatchRecord) -> BatchRecord:
         """The record is always current here."""
         return batch
@@ -136,6 +131,7 @@ class LocalBackend:
             return moved
         current = await self._store.batches.get(batch.id, None) or batch
         if current.status is BatchStatus.CANCELLING:
+            self._runner.cancelled(current)  # it may have been moved on its way here
             return current
         shown = wire.shown_status(current.status)
         raise NotCancellable(f"Cannot cancel a batch with status '{shown}'.")
@@ -145,6 +141,25 @@ class LocalBackend:
     ) -> AsyncIterator[bytes]:
         """Bytes of an input or result file."""
         return self._store.files.read(file, start, stop)
+
+    # --- batches that come from a provider
+
+    def fits(self, lines: int) -> bool:
+        """False when so many lines are more than can ever wait here."""
+        return self._runner.intake_pool.fits_ever(lines)
+
+    def reserve(self, lines: int) -> int:
+        """Room for a batch about to be created; returns what was taken. Raises ``AtCapacity``."""
+        return self._runner.intake_pool.reserve(lines)
+
+    def release(self, reserved: int) -> None:
+        """Give it back."""
+        self._runner.intake_pool.release(reserved)
+
+    def take_over(self, batch: BatchRecord, queued: int) -> None:
+        """Run a batch here from now on; ``queued`` of its lines wait."""
+        self._runner.intake_pool.add(queued)
+        self._runner.opened(batch, 0)
 
 
 def _permits(who: Principal) -> Callable[[str], bool] | None:

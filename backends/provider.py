@@ -8,7 +8,8 @@ whoever asks for it (a client that polls, a cancel, the reconciler).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
+from typing import Protocol
 
 import anyio
 import msgspec
@@ -18,8 +19,9 @@ from tidemill import clock, wire
 from tidemill.backends.creation import Creation
 from tidemill.backends.dialects import Dialect
 from tidemill.backends.eligibility import Eligibility
-from tidemill.backends.ending import TRIES, Ending, Takeover
-from tidemill.backends.forwarding import Forwarding, ProviderFailed, as_seen
+from tidemill.backends.ending import TRIES, Ending, Here
+from tidemill.backends.forwarding import ENDS, Forwarding, ProviderFailed, as_seen
+from tidemill.backends.leftovers import Leftovers
 from tidemill.backends.refusals import (
     Failure,
     Meaning,
@@ -27,15 +29,14 @@ from tidemill.backends.refusals import (
 )
 from tidemill.backends.rewriting import body_defaults
 from tidemill.backends.settlement import Incomplete, Settler
-from tidemill.backends.upstreams import ENDS, Upstreams
-from tidemill.errors import NotCancellable, OwnershipUnrecorded
+from tidemill.backends.upstreams import Upstreams
+from tidemill.errors import AtCapacity, NotCancellable, OwnershipUnrecorded
 from tidemill.ports import Store
 from tidemill.scheduler.reconciler import Reconciler
 from tidemill.scheduler.retry import Gate, backoff_s, jittered
 from tidemill.scheduler.states import CANCELLABLE
 from tidemill.types import (
     TERMINAL,
-    BatchParams,
     BatchRecord,
     BatchStatus,
     FileRecord,
@@ -47,11 +48,21 @@ from tidemill.types import (
 
 log = structlog.get_logger()
 
-Keep = Callable[[Upload], Awaitable[FileRecord]]
+LEFTOVERS = 0
+"""Stands for no batch, but for what the provider still holds of those that have ended."""
 _TRIES_TO_REACH = 12
 """Failed creates in a row before a batch that may run here does; about half an hour."""
+_LATE_S = 900
+"""A provider that ends batches by itself gets this long after the window to do so."""
 _POLL_PATIENCE_S = 2.0
 """A client that polls waits this long for the provider, then gets the record as it is."""
+
+
+class Local(Here, Protocol):
+    """The local path, which keeps every upload."""
+
+    async def accept(self, upload: Upload) -> FileRecord:
+        """Check and store an upload."""
 
 
 class ProviderBackend:
@@ -64,8 +75,7 @@ class ProviderBackend:
         eligibility: Eligibility,
         *,
         gate: Gate,
-        keep: Keep,
-        takeover: Takeover,
+        here: Local,
         interval_s: float = 300.0,
         refresh_s: float = 5.0,
         fallback_on_quota: bool = False,
@@ -73,7 +83,7 @@ class ProviderBackend:
         self.name = dialect.provider.name
         self.dialect = dialect
         self._store = store
-        self._keep = keep
+        self._here = here
         self._interval_s = interval_s
         self._refresh_s = refresh_s
         self._reconciler: Reconciler | None = None
@@ -89,15 +99,16 @@ class ProviderBackend:
             self._upstreams,
             eligibility,
             names,
-            takeover=takeover,
+            here=here,
             fallback_on_quota=fallback_on_quota,
         )
+        self._leftovers = Leftovers(self.name, store, self._forwarding, interval_s)
 
     # --- ports.Backend ------------------------------------------------------------------------
 
     async def accept(self, upload: Upload) -> FileRecord:
         """Keep our own copy, then hand the file to the provider."""
-        file = await self._keep(upload)
+        file = await self._here.accept(upload)
         await self.take(file)
         return file
 
@@ -108,7 +119,7 @@ class ProviderBackend:
         own refusal, or ``OwnershipUnrecorded``.
         """
         try:
-            await self._creation.upload(file, file.facts.endpoint or "", BatchParams())
+            await self._creation.upload(file, file.facts.endpoint or "")
         except ProviderFailed as failed:
             if failed.failure.meaning is Meaning.REQUEST:
                 await self._store.files.delete(file.id, file.owner)
@@ -144,7 +155,7 @@ class ProviderBackend:
             except ProviderFailed as failed:
                 return await self._not_created(batch, up, failed.failure)
             except OwnershipUnrecorded:
-                await self._store.upstream.withdraw(batch.seq)
+                await self._creation.withdraw(batch)
                 raise
             self._watch(batch.seq, min(self._refresh_s, self._interval_s))
             return self.shown(await self._fresh(batch))
@@ -167,6 +178,8 @@ class ProviderBackend:
         there as soon as it answers.
         """
         batch = await self._fresh(batch)
+        if batch.placement.backend != self.name:
+            return await self._here.cancel(batch)
         if batch.status in TERMINAL:
             raise NotCancellable(f"Cannot cancel a batch with status '{batch.status}'.")
         if batch.status not in CANCELLABLE:
@@ -180,14 +193,19 @@ class ProviderBackend:
                 if failed.failure.status == 409:
                     await self._look_now(batch.seq)
                     fresh = await self._fresh(batch)
+                    if fresh.placement.backend != self.name:
+                        return await self._here.cancel(fresh)
                     shown = wire.shown_status(fresh.status)
                     raise NotCancellable(
                         f"Cannot cancel a batch with status '{shown}'."
                     ) from failed
                 log.warning("cancel deferred", provider=self.name, batch=batch.id, why=str(failed))
-        moved = await self._store.batches.move(batch.seq, CANCELLABLE, BatchStatus.CANCELLING)
+        await self._store.batches.move(batch.seq, CANCELLABLE, BatchStatus.CANCELLING)
+        fresh = await self._fresh(batch)
+        if fresh.placement.backend != self.name:  # it came here meanwhile
+            return await self._here.cancel(fresh)
         self._watch(batch.seq, min(self._refresh_s, self._interval_s))
-        return self.shown(moved or await self._fresh(batch))
+        return self.shown(fresh)
 
     def content(
         self, file: FileRecord, start: int = 0, stop: int | None = None
@@ -205,7 +223,9 @@ class ProviderBackend:
     async def start(self, reconciler: Reconciler) -> None:
         """Take up what the store holds; from then on the reconciler calls ``look``."""
         self._reconciler = reconciler
-        known = {up.batch_seq for up in await self._store.upstream.unsettled()}
+        unsettled = await self._store.upstream.unsettled()
+        known = {up.batch_seq for up in unsettled if up.provider == self.name}
+        soon_s = min(self._refresh_s, self._interval_s)
         for batch in await self._store.batches.active():
             if batch.placement.backend != self.name:
                 continue
@@ -218,10 +238,15 @@ class ProviderBackend:
                         intended_at=batch.created_at,
                     )
                 )
-            self._watch(batch.seq, jittered(min(self._refresh_s, self._interval_s), by=1.0))
+                known.add(batch.seq)
+        for batch_seq in known:  # also those that ended here before that was said of their provider
+            self._watch(batch_seq, jittered(soon_s, by=1.0))
+        self._watch(LEFTOVERS, jittered(self._interval_s, by=0.5))
 
     async def look(self, batch_seq: int) -> float | None:
         """Bring one batch up to date; returns seconds until the next look, None when it ended."""
+        if batch_seq == LEFTOVERS:
+            return jittered(await self._leftovers.clear())
         up = await self._upstreams.get(batch_seq)
         if up is None or up.settled_at is not None:
             return None
@@ -229,11 +254,15 @@ class ProviderBackend:
         if batch is None or batch.status in TERMINAL or batch.placement.backend != self.name:
             await self._upstreams.settled(up)
             return None
+        late_at = batch.expires_at + _LATE_S
+        if self.dialect.expires_batches and up.id is not None and clock.now() >= late_at:
+            moved = await self._store.batches.move(batch.seq, CANCELLABLE, BatchStatus.EXPIRING)
+            batch = moved or await self._fresh(batch)
         try:
             up = await self._seen_now(batch, up)
             if up.status in ENDS:
-                await self._ending.settle(await self._fresh(batch), up)
-                return None
+                ended = await self._ending.settle(await self._fresh(batch), up)
+                return None if ended else self._interval_s
         except (ProviderFailed, Incomplete) as problem:
             return await self._again(await self._fresh(batch), up, problem)
         age_s = clock.now() - up.intended_at
@@ -253,7 +282,8 @@ class ProviderBackend:
                     if up.id is None:
                         up = await self._creation.create(batch, up, again=True)
         assert up.id is not None
-        if batch.status is BatchStatus.CANCELLING and up.status not in {"cancelling", *ENDS}:
+        unwanted = batch.status in (BatchStatus.CANCELLING, BatchStatus.EXPIRING)
+        if unwanted and up.status not in {"cancelling", *ENDS}:
             try:
                 answer = await self._forwarding.cancel(up.id)
             except ProviderFailed as failed:
@@ -296,7 +326,8 @@ class ProviderBackend:
             return await self._give_up(batch, up, "failed", (gone,))
         if up.id is None and clock.now() >= batch.expires_at:
             return await self._give_up(batch, up, "expired", ())
-        if up.id is None and batch.placement.fallback and up.tries >= _TRIES_TO_REACH:
+        may_run_here = batch.placement.fallback and self._here.fits(batch.total)
+        if up.id is None and may_run_here and up.tries >= _TRIES_TO_REACH:
             await self._ending.run_here(batch, up, f"it could not be reached ({failure.message})")
             return None
         if failure.retry_after_s is not None:
@@ -306,27 +337,42 @@ class ProviderBackend:
     async def _give_up(
         self, batch: BatchRecord, up: UpstreamBatch, status: str, problems: tuple[Problem, ...]
     ) -> float | None:
-        await self._ending.settle(
-            batch, msgspec.structs.replace(up, status=status, problems=problems)
-        )
-        return None
+        up = msgspec.structs.replace(up, status=status, problems=problems)
+        return None if await self._ending.settle(batch, up) else self._interval_s
 
     async def _not_created(
         self, batch: BatchRecord, up: UpstreamBatch, failure: Failure
     ) -> BatchRecord:
         """After a create that failed: run here, try later, or pass the refusal on."""
         await self._ending.learn(batch, failure.meaning, (_problem_of(failure), *failure.problems))
-        if batch.placement.fallback and self._ending.reruns(failure.meaning):
-            await self._ending.run_here(batch, up, self._ending.ours(failure.message))
-            return await self._fresh(batch)
+        batch, up = await self._fresh(batch), await self._upstreams.get(batch.seq) or up
+        if (
+            batch.placement.fallback
+            and self._ending.reruns(failure.meaning)
+            and self._here.fits(batch.total)
+        ):
+            return await self._run_here(batch, up, self._ending.ours(failure.message))
         if failure.meaning is Meaning.TRANSIENT:
             log.warning("create deferred", provider=self.name, batch=batch.id, why=failure.message)
             self._watch(batch.seq, failure.retry_after_s or self._backoff_s(1))
             return self.shown(await self._fresh(batch))
-        await self._store.upstream.withdraw(batch.seq)
+        await self._creation.withdraw(batch)
         raise error_of(
             self.name, msgspec.structs.replace(failure, message=self._ending.ours(failure.message))
         )
+
+    async def _run_here(self, batch: BatchRecord, up: UpstreamBatch, why: str) -> BatchRecord:
+        """Run a batch here whose create waits for its answer, if there is room for it now."""
+        try:
+            reserved = self._here.reserve(batch.total)
+        except AtCapacity:
+            await self._creation.withdraw(batch)
+            raise
+        try:
+            await self._ending.run_here(batch, up, why)
+        finally:
+            self._here.release(reserved)
+        return await self._fresh(batch)
 
     # --- small things -------------------------------------------------------------------------
 

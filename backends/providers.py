@@ -13,10 +13,9 @@ from tidemill import access, clock
 from tidemill.backends.capability import Capability
 from tidemill.backends.dialects import Dialect, dialect_of
 from tidemill.backends.eligibility import MIXED, Eligibility
-from tidemill.backends.ending import Takeover
 from tidemill.backends.ordinary import OrdinaryRoutes
 from tidemill.backends.placement import Candidate, Question, place
-from tidemill.backends.provider import Keep, ProviderBackend
+from tidemill.backends.provider import Local, ProviderBackend
 from tidemill.backends.routed import RoutedInference
 from tidemill.errors import Forbidden, NotFound
 from tidemill.ports import Store
@@ -61,9 +60,8 @@ class Providers:
         """The providers of the settings, in order."""
         return tuple(dialect.provider for dialect in self.dialects.values())
 
-    def open_backends(self, keep: Keep, takeover: Takeover) -> dict[str, ProviderBackend]:
-        """Make the backends. ``keep`` checks and stores an upload, ``takeover`` runs a batch
-        here."""
+    def open_backends(self, here: Local) -> dict[str, ProviderBackend]:
+        """Make the backends. ``here`` keeps uploads, and runs what a provider does not."""
         settings = self._settings
         for name, dialect in self.dialects.items():
             self.backends[name] = ProviderBackend(
@@ -71,8 +69,7 @@ class Providers:
                 self._store,
                 self.eligibility,
                 gate=self._gates[name],
-                keep=keep,
-                takeover=takeover,
+                here=here,
                 interval_s=settings.batch_reconcile_interval_s,
                 refresh_s=settings.provider_refresh_s,
                 fallback_on_quota=settings.fallback_on_quota,

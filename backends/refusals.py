@@ -63,6 +63,7 @@ _MODEL_CODES = frozenset(
         "unsupported_model",
         "model_not_available",
         "model_not_available_for_batch",
+        "model_not_permitted",
         "invalid_model",
         "invalid_deployment_type",
         "deployment_not_found",

@@ -223,7 +223,9 @@ class Settler:
         theirs = ours if model is None or model.batch is None else model.batch
         outcome = in_our_name(outcome, ours, theirs)
         answered = isinstance(outcome, Answer)
-        now = clock.now()
+        earliest, latest = up.intended_at - _SKEW_S, clock.now()
+        if earliest <= up.ended_at < latest:
+            latest = up.ended_at  # results may be read long after the work was done
         return Settlement(
             batch_seq=batch.seq,
             no=0,
@@ -235,9 +237,9 @@ class Settler:
             owner=batch.owner,
             key_id=batch.key_id,
             custom_id=custom_id,
-            finished_at=done_at(outcome.body, up.intended_at - _SKEW_S, now)
+            finished_at=done_at(outcome.body, earliest, latest)
             if isinstance(outcome, Answer)
-            else now,
+            else latest,
             execution=self._provider.name,
             tier="batch",
         )

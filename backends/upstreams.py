@@ -5,11 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from tidemill import clock
+from tidemill.backends.forwarding import ENDS
 from tidemill.ports import Store
 from tidemill.types import TERMINAL, BatchRecord, BatchStatus, UpstreamBatch
-
-ENDS = frozenset({"completed", "failed", "expired", "cancelled"})
-"""The provider's words for a batch that has ended."""
 
 
 class Upstreams:

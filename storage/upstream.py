@@ -16,6 +16,7 @@ from tidemill.storage.results import Ended, batch_of, end_lines, parsed
 from tidemill.storage.writer import Tx, Writer
 from tidemill.types import (
     TERMINAL,
+    Leftover,
     LineState,
     Problem,
     SettledBatch,
@@ -103,6 +104,33 @@ class SqliteUpstream:
         """Like ``Lines.settle`` for lines that were never leased: conditional on *queued*."""
         return await self._writer.run(lambda tx: _settle(tx, settlements))
 
+    async def leftovers(self, provider: str, n: int) -> list[Leftover]:
+        """Up to ``n`` settled batches and deleted files whose copies a provider may still hold."""
+        values = {"provider": provider, "n": n}
+
+        def read(conn: sqlite3.Connection) -> list[Leftover]:
+            found = [
+                _of_batch(provider, row) for row in conn.execute(_Q["left_by_batches"], values)
+            ]
+            for row in conn.execute(_Q["left_by_files"], values):
+                ids, file_seq = (row["id"],), row["file_seq"]
+                found.append(Leftover(provider=provider, ids=ids, file_seq=file_seq))
+            return found[:n]
+
+        return await self._readers.run(read)
+
+    async def cleared(self, leftover: Leftover) -> None:
+        """The provider holds none of it any more, or never will let it go."""
+
+        def write(tx: Tx) -> None:
+            values = {**msgspec.structs.asdict(leftover), "ids": text(leftover.ids)}
+            if leftover.file_seq is not None:
+                tx.run(_Q["clear_file"], values)
+            if leftover.batch_seq is not None:
+                tx.run(_Q["clear_batch"], {**values, "now": tx.now_s})
+
+        await self._writer.run(write)
+
     async def unlatch_all(self) -> None:
         """At the start of a single-server store: latches of the process that died."""
         await self._writer.run(lambda tx: tx.run(_Q["unlatch_all"]).rowcount)
@@ -146,3 +174,10 @@ def _batch(row: sqlite3.Row) -> UpstreamBatch:
     values: dict[str, Any] = {key: row[key] for key in UpstreamBatch.__struct_fields__}
     values["problems"] = _problems.decode(row["problems"])
     return UpstreamBatch(**values)
+
+
+def _of_batch(provider: str, row: sqlite3.Row) -> Leftover:
+    held = (row["input_id"], row["output_id"], row["error_id"], row["copy_id"])
+    ids = tuple(id for id in held if id is not None)
+    file_seq = row["file_seq"] if row["copy_id"] is not None else None
+    return Leftover(provider=provider, ids=ids, batch_seq=row["batch_seq"], file_seq=file_seq)

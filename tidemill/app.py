@@ -119,7 +119,7 @@ async def running(settings: Settings) -> AsyncGenerator[Server]:
                 max_lines=settings.max_batch_requests,
                 place=partial(providers.place, here=inference),
             )
-            remote = providers.open_backends(local.accept, local.take_over)
+            remote = providers.open_backends(local)
             tokens = IssuedTokens(settings, store) if settings.oidc_issuer else None
             services = Services(
                 settings=settings,

@@ -27,6 +27,7 @@ from tidemill.types import (
     KeyRecord,
     Lane,
     Lease,
+    Leftover,
     Limits,
     LineState,
     ModelCard,
@@ -491,6 +492,13 @@ class Upstream(Protocol):
     async def settle(self, settlements: Sequence[Settlement]) -> list[SettledBatch]:
         """Like ``Lines.settle`` for lines that were never leased: conditional on *queued* instead
         of on the token, so that a line is settled once however often its results are read."""
+
+    async def leftovers(self, provider: str, n: int) -> list[Leftover]:
+        """Up to ``n`` settled batches and deleted files whose copies a provider may still hold,
+        oldest first."""
+
+    async def cleared(self, leftover: Leftover) -> None:
+        """The provider holds none of it any more, or never will let it go."""
 
 
 class Store(Protocol):

@@ -565,6 +565,22 @@ class UpstreamBatch(Record, frozen=True, kw_only=True):
     """Failures in a row: of looks, or of settlements once it has ended there."""
     settled_at: int | None = None
     """When its results were booked, or it was given up; it is not looked at again."""
+    input_id: str | None = None
+    """A copy of the input that the provider holds for this batch alone."""
+    ended_at: int = 0
+    """When it ended, as the provider says; 0: it did not say."""
+
+
+class Leftover(Record, frozen=True, kw_only=True):
+    """Files at a provider that nobody needs any more: of a settled batch, or of an input file that
+    is deleted."""
+
+    provider: str
+    ids: tuple[str, ...]
+    """The provider's ids; may be empty."""
+    batch_seq: int | None = None
+    file_seq: int | None = None
+    """Our input file whose copy is among them."""
 
 
 class Page(Record, frozen=True, kw_only=True):

@@ -20,16 +20,16 @@ ORDER BY u.batch_seq;
 -- A settled one stays as it is: a look that began before must not bring it back.
 INSERT INTO upstream_batches (
     batch_seq, provider, id, status, completed, failed, output_id, error_id, problems,
-    intended_at, looked_at, tries, settled_at
+    intended_at, looked_at, tries, settled_at, input_id, ended_at
 ) VALUES (
     :batch_seq, :provider, :id, :status, :completed, :failed, :output_id, :error_id, :problems,
-    :intended_at, :looked_at, :tries, :settled_at
+    :intended_at, :looked_at, :tries, :settled_at, :input_id, :ended_at
 )
 ON CONFLICT (batch_seq) DO UPDATE SET
     id = excluded.id, status = excluded.status, completed = excluded.completed,
     failed = excluded.failed, output_id = excluded.output_id, error_id = excluded.error_id,
     problems = excluded.problems, looked_at = excluded.looked_at, tries = excluded.tries,
-    settled_at = excluded.settled_at
+    settled_at = excluded.settled_at, input_id = excluded.input_id, ended_at = excluded.ended_at
 WHERE upstream_batches.settled_at IS NULL;
 
 -- name: withdraw_intent
@@ -48,6 +48,39 @@ AND (:until_at = 0 OR latched_until <= :now);
 
 -- name: unlatch_all
 UPDATE upstream_batches SET latched_until = 0 WHERE latched_until > 0;
+
+-- name: left_by_batches
+-- What settled batches left at a provider. The copy of their input stays while another batch reads
+-- it; that one's end finds it then.
+SELECT u.batch_seq, u.input_id, u.output_id, u.error_id, c.id AS copy_id, c.file_seq
+FROM upstream_batches AS u
+JOIN batches AS b ON b.seq = u.batch_seq
+LEFT JOIN upstream_files AS c ON c.file_seq = b.input_file_seq AND c.provider = u.provider
+    AND NOT EXISTS (
+        SELECT 1 FROM batches AS other WHERE other.input_file_seq = b.input_file_seq
+        AND other.status IN ('validating', 'in_progress', 'finalizing', 'cancelling', 'expiring')
+    )
+WHERE u.provider = :provider AND u.settled_at IS NOT NULL AND u.cleared_at IS NULL
+ORDER BY u.batch_seq LIMIT :n;
+
+-- name: left_by_files
+-- Copies of files that were deleted, or expired, here.
+SELECT c.file_seq, c.id FROM upstream_files AS c JOIN files AS f ON f.seq = c.file_seq
+WHERE c.provider = :provider AND f.deleted_at IS NOT NULL
+AND NOT EXISTS (
+    SELECT 1 FROM batches AS other WHERE other.input_file_seq = c.file_seq
+    AND other.status IN ('validating', 'in_progress', 'finalizing', 'cancelling', 'expiring')
+)
+ORDER BY c.file_seq LIMIT :n;
+
+-- name: clear_batch
+UPDATE upstream_batches SET cleared_at = :now WHERE batch_seq = :batch_seq;
+
+-- name: clear_file
+-- Only the copy that was deleted: there may be a newer one.
+DELETE FROM upstream_files
+WHERE file_seq = :file_seq AND provider = :provider
+AND id IN (SELECT value FROM json_each(:ids));
 
 -- name: queued
 -- Which of these custom ids still wait: [position, no, model] each, as one JSON array.
