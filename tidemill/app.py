@@ -196,6 +196,7 @@ async def _replicas(settings: Settings) -> AsyncGenerator[dict[str, Replica]]:
             slots=settings.slots,
             threads=settings.threads,
             headroom=settings.interactive_headroom,
+            step_timeout_s=settings.step_timeout_seconds,
         )
     ]
     if settings.embedding_model:
@@ -205,6 +206,7 @@ async def _replicas(settings: Settings) -> AsyncGenerator[dict[str, Replica]]:
                 embedding=True,
                 gpu_layers=settings.gpu_layers,
                 threads=settings.threads,
+                step_timeout_s=settings.step_timeout_seconds,
             )
         )
     replicas: dict[str, Replica] = {}

@@ -238,6 +238,14 @@ class EngineLost(EngineUnavailable):
     code = "engine_restarted"
 
 
+class EngineCrash(TidemillError):
+    """The engine died three times while it worked on this request, the last two times on nothing
+    else. It is not run again."""
+
+    code = "engine_crash"
+    should_retry = False
+
+
 class AmbiguousProvider(BadRequest):
     """Several providers could take the batch; name one in ``X-Tidemill-Provider``."""
 
@@ -324,6 +332,6 @@ def refusal(error: TidemillError) -> Refusal:
         message=error.message,
         param=error.param,
         type=error.type,
-        retry=error.status in (429, 500, 502, 503),
+        retry=error.status in (429, 500, 502, 503) and error.should_retry is not False,
         retry_after_s=error.retry_after_s,
     )

@@ -153,6 +153,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     interactive_headroom: Annotated[
         int, _row("Slots kept free of batch lines for interactive requests.", ge=0)
     ] = 1
+    deterministic: Annotated[
+        bool, _row("Every answer is computed alone: the same text on every run, one at a time.")
+    ] = False
+    step_timeout_seconds: Annotated[
+        float,
+        _row("The engine is restarted when one step takes longer; 0 = never.", unit="s", ge=0),
+    ] = 600.0
     max_decoding_length: Annotated[
         int,
         _row(

@@ -638,6 +638,8 @@ class Generation(Record, frozen=True, kw_only=True, omit_defaults=True):
     stream: bool = False
     """True: pieces as they come. False: one piece at the end."""
     owner: str = ""
+    deterministic: bool = False
+    """The same text on every run: computed alone, in fixed chunks, from nothing."""
 
 
 class TokenLogprob(Record, frozen=True, kw_only=True):
@@ -729,6 +731,8 @@ class EngineSpec(Record, frozen=True, kw_only=True):
     threads: int = 0
     headroom: int = 1
     """Slots that batch lines leave free."""
+    step_timeout_s: float = 0.0
+    """The engine is restarted when one step takes longer; 0: never."""
 
 
 class PoolStatus(Record, frozen=True, kw_only=True):

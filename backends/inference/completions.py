@@ -102,6 +102,7 @@ def plan(body: Body, ask: Ask) -> list[Generation]:
                     echo=bool(body.echo),
                     stream=ask.stream,
                     owner=ask.owner,
+                    deterministic=bool(ask.params.deterministic),
                 )
             )
     return made

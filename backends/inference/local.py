@@ -72,6 +72,12 @@ class LocalInference:
         self._completing = {r.card.id: r for r in chatting}
         self._embedding = {r.card.id: r for r in reversed(chatting) if r.card.embeddings}
         self._limit = settings.max_decoding_length if settings is not None else 0
+        # What holds where a batch says nothing.
+        self._params = (
+            BatchParams(deterministic=True)
+            if settings is not None and settings.deterministic
+            else NO_PARAMS
+        )
 
     def cards(self) -> Sequence[ModelCard]:
         """Models served here, in configured order; one card per name."""
@@ -211,7 +217,9 @@ class LocalInference:
                 param="model",
                 code="unsupported_model",
             )
-        params = NO_PARAMS if defaults is None else defaults
+        params = self._params if defaults is None else defaults
+        if params.deterministic is None and self._params.deterministic:
+            params = msgspec.structs.replace(params, deterministic=True)
         return replica, Ask(name, replica.card, lane, owner, params, self._limit, stream)
 
 

@@ -18,16 +18,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tidemill.backends.llama import messages as m
+from tidemill.backends.llama.blackbox import Blackbox
 from tidemill.backends.llama.embedder import Embedder, Inputs
 from tidemill.backends.llama.model import Model, silence
+from tidemill.backends.llama.native_stepper import stepper_class
 from tidemill.backends.llama.prompt import Template
 from tidemill.backends.llama.requests import Desk
 from tidemill.backends.llama.sampling import Chooser
-from tidemill.backends.llama.stepper import Stepper, restriction
+from tidemill.backends.llama.stepper import restriction
 from tidemill.errors import EngineUnavailable, RequestRefused, TidemillError
 from tidemill.scheduler.loop import Loop
 from tidemill.scheduler.steps import Gauges
-from tidemill.types import EngineSpec, Generation, ModelCard, Piece, Usage
+from tidemill.types import EngineSpec, ModelCard, Piece, Usage
 
 KV_BYTES = 1 << 30
 """Memory that key-value caches may take where nothing else is configured, a quarter of the
@@ -111,16 +113,19 @@ def _load(gauges: Gauges) -> tuple[int, int, int]:
 class Child:
     """Answers the server's questions."""
 
-    def __init__(self, load: m.Load, outbox: Outbox) -> None:
+    def __init__(self, load: m.Load, outbox: Outbox, box: Blackbox) -> None:
         """Load the model; raises ``EngineUnavailable``."""
         spec = load.spec
-        self._outbox, self._spec = outbox, spec
+        self._outbox, self._spec, self._box = outbox, spec, box
         model = Model(Path(load.path), spec.gpu_layers)
         template = (
             Template(model.template, bos=model.bos, eos=model.eos) if model.template else None
         )
         size = Size(spec, model)
-        stepper = Stepper(
+        kind, why = stepper_class()
+        if why is not None:
+            say(f"Steps are computed in Python: {why}")
+        stepper = kind(
             model,
             slots=size.slots,
             context=size.context,
@@ -129,13 +134,20 @@ class Child:
         )
         if (why := restriction(model)) is not None and not spec.embedding:
             say(f"Prompts are not shared and sequences not parked: {why}.")
-        self._embedder = Embedder(model, context=size.embedding_context, threads=size.threads)
+        self._embedder = Embedder(
+            model,
+            context=size.embedding_context,
+            threads=size.threads,
+            watch=box.computing,
+        )
         if spec.embedding:
             self._embedder.open()
         else:
             stepper.open()
         self._desk = Desk(model, template, context=size.context)
-        self._loop: Loop[Chooser] = Loop(stepper, flush=outbox.flush, errands=self._embedder)
+        self._loop: Loop[Chooser] = Loop(
+            stepper, flush=outbox.flush, errands=self._embedder, watch=box.computing
+        )
         card = ModelCard(
             id=load.name,
             context_length=size.embedding_context if spec.embedding else size.context,
@@ -161,9 +173,10 @@ class Child:
             self._embedder.cancel(frozenset({question.key}))
             return
         assert not isinstance(question, m.Load)
+        self._box.reading(question.key)
         try:
             if isinstance(question, m.Generate):
-                self._generate(question.key, question.generation)
+                self._generate(question)
             elif isinstance(question, m.Embed):
                 self._embed(question)
             else:
@@ -175,14 +188,16 @@ class Child:
             traceback.print_exc()
             broken = TidemillError("The engine could not prepare this request.")
             self._outbox.post(m.fault(question.key, broken))
+        self._box.reading(0)
         self._outbox.flush()
 
-    def _generate(self, key: int, generation: Generation) -> None:
+    def _generate(self, question: m.Generate) -> None:
+        key, generation = question.key, question.generation
         if self._spec.embedding:
             raise RequestRefused(
                 f"The model '{generation.model}' makes embeddings only.", param="model"
             )
-        ticket = self._desk.ticket(key, generation, self._sender(key))
+        ticket = self._desk.ticket(key, generation, self._sender(key), alone=question.alone)
         if ticket is not None:
             self._loop.submit(ticket)
 
@@ -227,7 +242,8 @@ def say(text: str) -> None:
 
 
 def main() -> None:
-    """Entry point of the process: ``argv`` holds the socket's descriptor and the server's pid."""
+    """Entry point of the process: ``argv`` holds the socket's descriptor, the server's pid and the
+    blackbox's descriptor."""
     die_with_parent(int(sys.argv[2]))
     # Ctrl-C and a service manager's SIGTERM reach the whole process group; the server drains first
     # and then ends this process itself.
@@ -241,7 +257,8 @@ def main() -> None:
     if not isinstance(load, m.Load):
         return
     try:
-        child = Child(load, outbox)
+        box = Blackbox(int(sys.argv[3]), timeout_s=load.spec.step_timeout_s)
+        child = Child(load, outbox, box)
     except EngineUnavailable as exc:
         outbox.send(m.Unfit(message=exc.message))
         outbox.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -31,9 +31,18 @@ class Inputs(msgspec.Struct, kw_only=True, eq=False):
 class Embedder:
     """Errands of the engine's thread: each is one decode, packed from all requests that wait."""
 
-    def __init__(self, model: Model, *, context: int, threads: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        context: int,
+        threads: int,
+        watch: Callable[[Sequence[int]], None] = lambda keys: None,
+    ) -> None:
         """``context``: most tokens of one input, and of one decode. Memory is taken at the first
-        use."""
+        use. ``watch`` is told whom a decode is for before it begins, and that it is over by an
+        empty sequence."""
+        self._watch = watch
         self._model, self.context, self._threads = model, context, threads
         self._ctx: Any = None
         self._lock = threading.Lock()
@@ -63,6 +72,7 @@ class Embedder:
         taken = self._take(rows)
         if not taken:
             return
+        self._watch(sorted({inputs.key for _, inputs in taken}))
         try:
             if self._ctx is None:
                 self.open()
@@ -72,6 +82,8 @@ class Embedder:
                 self.cancel(frozenset({inputs.key}))
                 inputs.done(exc)
             return
+        finally:
+            self._watch(())
         for (i, inputs), vector in zip(taken, vectors, strict=True):
             inputs.vectors[i] = vector
             if len(inputs.vectors) == len(inputs.tokens):

@@ -69,13 +69,13 @@ class Grammar:
 
     def __init__(self, model: Model, gbnf: str, *, param: str) -> None:
         """Raises ``RequestRefused`` when llama.cpp does not take the grammar."""
-        self._sampler = C.llama_sampler_init_grammar(model.vocab, gbnf.encode(), b"root")
-        if not self._sampler:
+        self.sampler = C.llama_sampler_init_grammar(model.vocab, gbnf.encode(), b"root")
+        if not self.sampler:
             raise _bad(param, "its grammar is too large or left-recursive")
 
     def allow(self, candidates: NDArray[np.void]) -> None:
         """Set the logit of every candidate that may not come next to minus infinity."""
-        apply(self._sampler, candidates)
+        apply(self.sampler, candidates)
 
     def allows(self, token: int) -> bool:
         """Whether one token may come next."""
@@ -85,11 +85,11 @@ class Grammar:
 
     def accept(self, token: int) -> None:
         """Advance by a token that ``allows`` said yes to; any other aborts the process."""
-        C.llama_sampler_accept(self._sampler, token)
+        C.llama_sampler_accept(self.sampler, token)
 
     def close(self) -> None:
         """Free it."""
-        C.llama_sampler_free(self._sampler)
+        C.llama_sampler_free(self.sampler)
 
 
 def apply(sampler: Any, candidates: NDArray[np.void]) -> int:

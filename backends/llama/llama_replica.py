@@ -7,18 +7,20 @@ import asyncio
 import itertools
 import sys
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from importlib.util import find_spec
+from typing import NamedTuple
 
 from tidemill.backends.llama import messages as m
 from tidemill.backends.llama import weights
 from tidemill.backends.llama.supervisor import Supervisor
 from tidemill.errors import (
     AtCapacity,
+    EngineCrash,
     EngineLost,
     EngineUnavailable,
     RequestRefused,
     SettingsError,
-    TidemillError,
 )
 from tidemill.scheduler.steps import Gauges
 from tidemill.types import (
@@ -33,10 +35,25 @@ from tidemill.types import (
 
 MOST_IN_HAND = 16_384
 """Requests that one replica holds; more are told to come again."""
+STRIKES = 3
+"""Deaths of an engine while it was at work on one request that make that request the reason."""
 
 
-class Inbox(asyncio.Queue[m.Event | TidemillError]):
+class Lost(NamedTuple):
+    """The engine process died before a question was answered."""
+
+    message: str
+    suspect: bool
+    """It was at work on this question."""
+
+
+class Inbox(asyncio.Queue[m.Event | Lost]):
     """What the engine, or its death, has to say about one question."""
+
+    def __init__(self, strikes: int) -> None:
+        super().__init__()
+        self.strikes = strikes
+        """Engines that died at work on this."""
 
 
 class LlamaReplica:
@@ -49,6 +66,7 @@ class LlamaReplica:
         self._supervisor: Supervisor | None = None
         self._keys = itertools.count(1)
         self._in_hand = 0
+        self._closing = False
         self._inboxes: dict[int, Inbox] = {}
         self._gauges = Gauges()
         self._before = Gauges()
@@ -82,21 +100,20 @@ class LlamaReplica:
 
     async def close(self) -> None:
         """Stop at once; whoever waits gets ``EngineLost``."""
+        self._closing = True
         if self._supervisor is not None:
             await self._supervisor.close()
-        self._lose("the engine was stopped")
+        self._lose("the engine was stopped", frozenset())
 
     async def generate(self, generation: Generation) -> AsyncGenerator[Piece, None]:
         """Pieces of one answer; see ``tidemill.ports.Replica``."""
-        key, inbox = await self._ask(lambda key: m.Generate(key=key, generation=generation))
-        over = False
-        try:
-            while not over:
-                event = await inbox.get()
-                over = not isinstance(event, m.Progress) or event.piece.finish is not None
-                yield _progress(event)
-        finally:
-            self._leave(key, cancel=not over)
+        asked = self._events(
+            lambda key, alone: m.Generate(key=key, generation=generation, alone=alone)
+        )
+        async with aclosing(asked) as events:
+            async for event in events:
+                assert isinstance(event, m.Progress)
+                yield event.piece
 
     async def embed(self, embedding: Embedding) -> Embedded:
         """Vectors for all inputs, in order, each of length one."""
@@ -109,14 +126,14 @@ class LlamaReplica:
                 code="unsupported_value",
             )
         event = await self._answer(
-            lambda key: m.Embed(key=key, inputs=embedding.inputs, lane=embedding.lane)
+            lambda key, alone: m.Embed(key=key, inputs=embedding.inputs, lane=embedding.lane)
         )
         assert isinstance(event, m.Vectors)
         return Embedded(vectors=tuple(_floats(v) for v in event.vectors), usage=event.usage)
 
     async def count(self, generation: Generation) -> int:
         """Prompt tokens of a request, template included."""
-        event = await self._answer(lambda key: m.Count(key=key, generation=generation))
+        event = await self._answer(lambda key, alone: m.Count(key=key, generation=generation))
         assert isinstance(event, m.Counted)
         return event.tokens
 
@@ -126,7 +143,8 @@ class LlamaReplica:
         supervisor = self._supervisor
         reason = "The engine was not started." if supervisor is None else supervisor.down
         ready = supervisor.ready if supervisor is not None else None
-        g, before = self._gauges, self._before
+        g = self._gauges
+        total = _sum(self._before, g)
         return ReplicaStatus(
             healthy=reason is None,
             reason=reason,
@@ -135,24 +153,57 @@ class LlamaReplica:
             slots=ready.slots if ready is not None else 0,
             restarts=supervisor.restarts if supervisor is not None else 0,
             parked=g.parked,
-            tokens_generated=before.tokens_generated + g.tokens_generated,
-            tokens_prefilled=before.tokens_prefilled + g.tokens_prefilled,
-            tokens_reused=before.tokens_reused + g.tokens_reused,
+            tokens_generated=total.tokens_generated,
+            tokens_prefilled=total.tokens_prefilled,
+            tokens_reused=total.tokens_reused,
         )
 
-    async def _answer(self, question: Callable[[int], m.Question]) -> m.Event | TidemillError:
+    async def _answer(self, question: Callable[[int, bool], m.Question]) -> m.Event:
         """Ask what has one answer."""
-        key, inbox = await self._ask(question)
-        over = False
-        try:
-            event = await inbox.get()
-            over = True
-        finally:
-            self._leave(key, cancel=not over)
-        _raise(event)
-        return event
+        async with aclosing(self._events(question)) as events:
+            return await anext(events)
 
-    async def _ask(self, question: Callable[[int], m.Question]) -> tuple[int, Inbox]:
+    async def _events(
+        self, question: Callable[[int, bool], m.Question]
+    ) -> AsyncGenerator[m.Event, None]:
+        """Everything that is answered to ``question(key, alone)``.
+
+        When the process dies before it said anything, the question goes to the next one, and costs
+        nobody anything. A process that died at work on it may have died of it: from then on it is
+        asked alone, so that the next death has one suspect. Three times is no coincidence.
+        """
+        strikes = 0
+        while True:
+            key, inbox = await self._ask(question, strikes)
+            over = begun = False
+            lost: Lost | None = None
+            try:
+                while not over:
+                    event = await inbox.get()
+                    if isinstance(event, Lost):
+                        lost, over = event, True
+                    elif isinstance(event, m.Fault):
+                        over = True
+                        raise m.error(event)
+                    else:
+                        begun, over = True, _is_last(event)
+                        yield event
+            finally:
+                self._leave(key, cancel=not over)
+            if lost is None:
+                return
+            strikes += lost.suspect
+            if strikes >= STRIKES:
+                raise EngineCrash(
+                    f"The engine of '{self._name}' died {strikes} times while it worked on this "
+                    f"request, and it will not be tried again. {lost.message}"
+                )
+            if begun or self._closing:
+                raise EngineLost(lost.message)
+
+    async def _ask(
+        self, question: Callable[[int, bool], m.Question], strikes: int
+    ) -> tuple[int, Inbox]:
         """Send a question once there is a process for it; returns where the answer comes."""
         if self._supervisor is None:
             raise EngineUnavailable("The engine was not started.")
@@ -161,9 +212,9 @@ class LlamaReplica:
                 f"The engine of '{self._name}' has {self._in_hand} requests in hand.",
                 retry_after_s=5,
             )
-        key, inbox = next(self._keys), Inbox()
+        key, inbox = next(self._keys), Inbox(strikes)
         try:
-            frame = m.frame(question(key))
+            frame = m.frame(question(key, strikes > 0))
         except (OverflowError, RecursionError, TypeError, ValueError) as exc:
             # Numbers beyond 64 bits, lone surrogates, a nesting without end.
             raise RequestRefused(f"The request cannot be passed on to the engine: {exc}.") from exc
@@ -195,30 +246,30 @@ class LlamaReplica:
             if event.key in self._inboxes:
                 self._inboxes[event.key].put_nowait(event)
 
-    def _lose(self, reason: str) -> None:
-        """The process is gone: everybody who waits for it is told."""
-        self._before = Gauges(
-            tokens_generated=self._before.tokens_generated + self._gauges.tokens_generated,
-            tokens_prefilled=self._before.tokens_prefilled + self._gauges.tokens_prefilled,
-            tokens_reused=self._before.tokens_reused + self._gauges.tokens_reused,
-        )
+    def _lose(self, reason: str, suspects: frozenset[int]) -> bool:
+        """The process is gone: everybody who waits for it is told. True when it was at work on
+        nothing but what an earlier one died of too."""
+        self._before = _sum(self._before, self._gauges)
         self._gauges = Gauges()
         message = f"The engine of '{self._name}' was lost: {reason.rstrip('.')}."
-        for inbox in self._inboxes.values():
-            inbox.put_nowait(EngineLost(message))
+        inboxes, self._inboxes = self._inboxes, {}
+        for key, inbox in inboxes.items():
+            inbox.put_nowait(Lost(message, key in suspects))
+        at_work = [inboxes[key].strikes for key in suspects if key in inboxes]
+        return bool(at_work) and all(at_work)
 
 
-def _progress(event: m.Event | TidemillError) -> Piece:
-    _raise(event)
-    assert isinstance(event, m.Progress)
-    return event.piece
+def _sum(a: Gauges, b: Gauges) -> Gauges:
+    """The totals of two processes; no load."""
+    return Gauges(
+        tokens_generated=a.tokens_generated + b.tokens_generated,
+        tokens_prefilled=a.tokens_prefilled + b.tokens_prefilled,
+        tokens_reused=a.tokens_reused + b.tokens_reused,
+    )
 
 
-def _raise(event: m.Event | TidemillError) -> None:
-    if isinstance(event, TidemillError):
-        raise event
-    if isinstance(event, m.Fault):
-        raise m.error(event)
+def _is_last(event: m.Event) -> bool:
+    return not isinstance(event, m.Progress) or event.piece.finish is not None
 
 
 def _floats(data: bytes) -> tuple[float, ...]:

@@ -47,6 +47,8 @@ class Generate(Message, frozen=True, kw_only=True, tag=True):
 
     key: int
     generation: Generation
+    alone: bool = False
+    """True: in steps of its own, since an engine died in a step that computed this."""
 
 
 class Embed(Message, frozen=True, kw_only=True, tag=True):

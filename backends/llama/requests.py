@@ -25,7 +25,9 @@ class Desk:
         self._model, self._template, self._context = model, template, context
         self._calls = tools.format_of(template.source) if template and template.tools else None
 
-    def ticket(self, key: int, g: Generation, send: Send) -> Ticket[Chooser] | None:
+    def ticket(
+        self, key: int, g: Generation, send: Send, *, alone: bool = False
+    ) -> Ticket[Chooser] | None:
         """A completion that is ready to run; None when its answer is empty and was sent."""
         if g.echo and g.logprobs is not None:
             raise RequestRefused("logprobs cannot be combined with echo.", param="logprobs")
@@ -55,6 +57,7 @@ class Desk:
             chooser=chooser,
             answer=answer,
             scope=g.owner,
+            alone=alone or g.deterministic,
         )
 
     def count(self, g: Generation) -> int:

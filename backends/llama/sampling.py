@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import secrets
 from typing import Any
 
@@ -32,10 +33,18 @@ class Chooser:
     ) -> None:
         """``logprobs`` as in ``Generation``. Takes ownership of the grammar."""
         self.logprobs = logprobs
+        self.native: Any = None
+        """The same for the native step, once it was asked for."""
         self._model, self._grammar = model, grammar
         self._chain = _chain(model, sampling)
         self.greedy = self._chain is None and grammar is None
         """True when the choice is the plain argmax."""
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Where the chain and the grammar lie in memory; 0 for none."""
+        grammar = None if self._grammar is None else self._grammar.sampler
+        return _address(self._chain), _address(grammar)
 
     def choose(self, logits: Logits) -> int | None:
         """The next token, accepted; None when the grammar allows none."""
@@ -77,6 +86,10 @@ class Chooser:
         if self._chain is None or not len(allowed):
             return _best(allowed)
         return int(allowed["id"][apply(self._chain, allowed)])
+
+
+def _address(sampler: Any) -> int:
+    return 0 if sampler is None else ctypes.cast(sampler, ctypes.c_void_p).value or 0
 
 
 def _candidates(logits: Logits, ids: NDArray[np.integer] | None = None) -> NDArray[np.void]:
@@ -150,17 +163,29 @@ def token_logprob(model: Model, logits: Logits, token: int, top: int) -> TokenLo
     own logits, before temperature, penalties or grammar."""
     peak = logits.max()
     total = float(peak) + float(np.log(np.exp(logits - peak).sum(dtype=np.float64)))
-
-    def entry(t: int) -> tuple[str, float, tuple[int, ...]]:
-        piece = model.piece(t)
-        return piece.decode("utf-8", "replace"), float(logits[t]) - total, tuple(piece)
-
     likeliest: list[int] = []
     if top:
         some = np.argpartition(logits, -top)[-top:]
         # Ties go by token, so that equal logits give equal answers.
         likeliest = [int(t) for t in some[np.lexsort((some, -logits[some]))]]
-    text, logprob, data = entry(token)
+    return named_logprob(
+        model,
+        token,
+        float(logits[token]) - total,
+        [(t, float(logits[t]) - total) for t in likeliest],
+    )
+
+
+def named_logprob(
+    model: Model, token: int, logprob: float, top: list[tuple[int, float]]
+) -> TokenLogprob:
+    """Log probabilities of tokens, with their texts."""
+
+    def entry(t: int, value: float) -> tuple[str, float, tuple[int, ...]]:
+        piece = model.piece(t)
+        return piece.decode("utf-8", "replace"), value, tuple(piece)
+
+    text, logprob, data = entry(token, logprob)
     return TokenLogprob(
-        token=text, logprob=logprob, bytes=data, top=tuple(entry(t) for t in likeliest)
+        token=text, logprob=logprob, bytes=data, top=tuple(entry(t, value) for t, value in top)
     )

@@ -81,7 +81,7 @@ class Stepper:
         rows = sum(len(chunk.tokens) for chunk in chunks)
         # llama.cpp asserts this, and its assertions end the process.
         assert 0 < rows <= self.limits.rows, f"{rows} rows in a step of {self.limits.rows}"
-        rc = self._decode(chunks)
+        rc, sampled = self._run(chunks)
         self._sources.clear()
         self._targets.clear()
         if rc == 1:
@@ -92,7 +92,7 @@ class Stepper:
             C.llama_free(self._ctx)
             self.open()
             return Observation(fate="lost", reason=f"llama_decode returned {rc}")
-        return Observation(sampled=self._sample(chunks))
+        return Observation(sampled=sampled)
 
     def forget(self, seq: int) -> None:
         """Drop the memory of a sequence id."""
@@ -157,8 +157,10 @@ class Stepper:
             C.llama_free(self._ctx)
             self._ctx = None
 
-    def _decode(self, chunks: list[Chunk[Chooser]]) -> int:
-        return int(C.llama_decode(self._ctx, self._batch.fill(chunks)))
+    def _run(self, chunks: list[Chunk[Chooser]]) -> tuple[int, dict[int, Sampled]]:
+        """What ``llama_decode`` returns and, if that is 0, the chosen tokens by key."""
+        rc = int(C.llama_decode(self._ctx, self._batch.fill(chunks)))
+        return rc, self._sample(chunks) if rc == 0 else {}
 
     def _sample(self, chunks: list[Chunk[Chooser]]) -> dict[int, Sampled]:
         asked = [chunk for chunk in chunks if chunk.chooser is not None]

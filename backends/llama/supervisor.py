@@ -17,6 +17,7 @@ import structlog
 
 from tidemill import clock
 from tidemill.backends.llama import messages as m
+from tidemill.backends.llama.blackbox import Blackbox, shared_file
 from tidemill.errors import EngineUnavailable
 
 log = structlog.get_logger("tidemill.engine")
@@ -27,6 +28,7 @@ WITHIN_S = 60.0
 LONGEST_PAUSE_S = 30.0
 GRACE_S = 2.0
 LONGEST_LINE = 500
+CHILD = ("-m", "tidemill.backends.llama.child")
 
 
 class Deaths:
@@ -74,8 +76,9 @@ class Process(NamedTuple):
 class Supervisor:
     """One engine process at a time, and the stream to it.
 
-    ``on_report`` gets its messages, ``on_death`` the reason in words after everything it said was
-    delivered. All methods belong to one event loop.
+    ``on_report`` gets its messages. ``on_death`` gets the reason in words and the keys it was at
+    work on, after everything it said was delivered; it answers whether that explains the death,
+    which then does not count towards a crash loop. All methods belong to one event loop.
     """
 
     def __init__(
@@ -83,10 +86,12 @@ class Supervisor:
         load: m.Load,
         *,
         on_report: Callable[[m.Report], None],
-        on_death: Callable[[str], None],
+        on_death: Callable[[str, frozenset[int]], bool],
     ) -> None:
         self._load, self._on_report, self._on_death = load, on_report, on_death
         self._running: Process | None = None
+        self._page = shared_file()
+        self._box = Blackbox(self._page.fileno())
         self._watch: asyncio.Task[None] | None = None
         self._up = asyncio.Event()
         self._closed = False
@@ -147,6 +152,8 @@ class Supervisor:
             await asyncio.gather(self._watch, return_exceptions=True)
         if self._running is not None:
             await self._bury(self._running, kill=True)
+        self._box.close()
+        self._page.close()
 
     async def _supervise(self, running: Process) -> None:
         while True:
@@ -155,12 +162,14 @@ class Supervisor:
             self._up.clear()
             self.down = "The engine process ended and is being restarted."
             reason = await self._bury(running)
-            self._on_death(reason)
-            running = await self._restart(reason)
+            explained = self._on_death(reason, self._box.suspects())
+            running = await self._restart(reason, explained)
 
-    async def _restart(self, reason: str) -> Process:
+    async def _restart(self, reason: str, explained: bool) -> Process:
         while True:
-            self.deaths.add(clock.monotonic())
+            if not explained:
+                self.deaths.add(clock.monotonic())
+            explained = False
             state = "keeps ending" if self.deaths.looping else "ended and is being restarted"
             self.down = f"The engine process {state}: {reason}."
             if self.deaths.looping:
@@ -184,18 +193,19 @@ class Supervisor:
                 return running
 
     async def _spawn(self) -> Process:
+        self._box.clear()
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-m",
-                "tidemill.backends.llama.child",
+                *CHILD,
                 str(theirs.fileno()),
                 str(os.getpid()),
+                str(self._page.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), self._page.fileno()),
                 # On an abort ggml would start a debugger for a stack trace, if it finds one.
                 env={**os.environ, "GGML_NO_BACKTRACE": "1"},
             )
@@ -268,6 +278,8 @@ def _log_line(line: bytes, pid: int) -> None:
 
 
 def _reason(returncode: int | None) -> str:
+    if returncode == -signal.SIGALRM:
+        return "a step did not end in time"
     if returncode is not None and returncode < 0:
         try:
             return f"killed by {signal.Signals(-returncode).name}"

@@ -85,7 +85,7 @@ class NativeStepper(Stepper):
             id(chooser),
             Choice(
                 chain=address(chooser._chain),
-                grammar=address(grammar._sampler) if grammar else 0,
+                grammar=address(grammar.sampler) if grammar else 0,
                 top=chooser.logprobs,
             ),
         )

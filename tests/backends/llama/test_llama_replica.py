@@ -410,3 +410,79 @@ async def test_an_input_too_long_to_embed_is_refused(engine: LlamaReplica) -> No
     """With the same sentence as a prompt."""
     with pytest.raises(ContextLengthExceeded, match="Prompt length 300 exceeds model context 256"):
         await engine.embed(Embedding(model="m", inputs=((1_000,) * 300,)))
+
+
+SYSTEM = "You are the keeper of a tide mill. You answer in one short sentence and never guess. " * 5
+"""More than enough tokens to be worth sharing."""
+
+
+async def test_prompts_that_begin_alike_say_what_was_cached(engine: LlamaReplica) -> None:
+    """Eight questions under one system prompt compute it once; the counts add up and the engine's
+    totals show it."""
+    before = engine.status()
+    asked = [
+        Generation(
+            model="smollm2",
+            messages=(
+                {"role": "system", "content": SYSTEM},
+                {"role": "user", "content": f"What is {i} and {i}?"},
+            ),
+            max_tokens=3,
+            owner="mill",
+        )
+        for i in range(8)
+    ]
+    usages = [
+        (await task)[-1].usage for task in [asyncio.create_task(pieces(engine, g)) for g in asked]
+    ]
+    cached = [usage.cached for usage in usages if usage is not None]
+    assert cached.count(0) == 1
+    assert sorted(cached)[1] > 80
+    assert all(u is not None and u.cached < u.input for u in usages)
+    after = engine.status()
+    assert after.tokens_reused - before.tokens_reused == sum(cached)
+    computed = after.tokens_prefilled - before.tokens_prefilled
+    assert computed + sum(cached) == sum(u.input for u in usages if u is not None)
+
+
+async def test_a_chat_reuses_its_own_turns(engine: LlamaReplica) -> None:
+    """The second turn of a conversation begins with what the first one computed."""
+    first = chat_of(SYSTEM, lane=Lane.INTERACTIVE, owner="mill-2", max_tokens=8)
+    said = await one(engine, first)
+    assert first.messages is not None
+    second = Generation(
+        model="smollm2",
+        messages=(
+            *first.messages,
+            {"role": "assistant", "content": said.text},
+            {"role": "user", "content": "Why?"},
+        ),
+        lane=Lane.INTERACTIVE,
+        owner="mill-2",
+        max_tokens=4,
+    )
+    usage = (await one(engine, second)).usage
+    assert usage is not None
+    assert said.usage is not None
+    assert usage.cached >= said.usage.input
+    stranger = await one(engine, chat_of(SYSTEM, owner="mill-3", max_tokens=1))
+    assert stranger.usage is not None
+    assert stranger.usage.cached == 0
+
+
+async def test_a_deterministic_answer_is_the_same_whatever_else_runs(engine: LlamaReplica) -> None:
+    """Alone, beside eight others, and after its prompt was computed before: one text, nothing
+    cached."""
+    asked = chat_of(SYSTEM + " What do you do?", deterministic=True, owner="mill-4", max_tokens=24)
+    alone = await one(engine, asked)
+    noise = [
+        asyncio.create_task(one(engine, chat_of(SYSTEM + str(i), owner="mill-4", max_tokens=20)))
+        for i in range(8)
+    ]
+    beside = await asyncio.gather(one(engine, asked), one(engine, asked))
+    await asyncio.gather(*noise)
+    again = await one(engine, asked)
+    assert alone.usage is not None
+    assert alone.usage.cached == 0
+    assert {alone.text, beside[0].text, beside[1].text, again.text} == {alone.text}
+    assert alone == beside[0] == beside[1] == again

@@ -125,6 +125,51 @@ def test_a_discarded_sequence_gives_its_memory_back(stepper: Stepper, model: Mod
     assert stepper._parked_bytes == 0
 
 
+def test_a_copied_beginning_is_the_beginning(stepper: Stepper, model: Model) -> None:
+    """Copied to another id and cut, the memory of a prompt gives the numbers that it gives where
+    it was computed; the original is untouched."""
+    tokens = model.tokenize(PROMPT * 3, special=True, parse=False)
+    cut = len(tokens) - 5
+    expected = logits_after(stepper, model, tokens, cuts=(cut,))
+    stepper.forget(0)
+    logits_after(stepper, model, [*tokens[:cut], 9, 8, 7])
+    assert stepper.copy(0, 2)
+    stepper.trim(2, cut)
+    copied, original = Watching(model), Watching(model)
+    stepper.step([chunk(copied, tokens[cut:], seq=2, start=cut)])
+    stepper.trim(0, cut)
+    stepper.step([chunk(original, tokens[cut:], start=cut)])
+    for seq in range(3):
+        stepper.forget(seq)
+    assert np.array_equal(copied.seen[0], original.seen[0])
+    # Computed in one step with more rows before it, the same up to rounding.
+    assert np.corrcoef(copied.seen[0], expected)[0, 1] > 0.99
+
+
+def test_a_copy_within_a_device_waits_for_the_next_step(model: Model) -> None:
+    """Where the memory is a GPU's, a copy is only noted; until the step that makes it nobody reads
+    or writes what it touches, and then the numbers are the same."""
+    stepper = Stepper(model, slots=4, context=256, threads=1, headroom=0)
+    stepper.open()
+    tokens = model.tokenize(PROMPT * 3, special=True, parse=False)
+    logits_after(stepper, model, tokens[:-1])
+    assert stepper.park(7, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "on_gpu", True)
+        assert stepper.copy(0, 2)
+        assert not stepper.copy(2, 3)
+        assert not stepper.park(8, 2)
+        assert not stepper.resume(7, 0, keep=True)
+        assert not stepper.resume(7, 2, keep=True)
+    copied, original = Watching(model), Watching(model)
+    stepper.step([chunk(copied, tokens[-1:], seq=2, start=len(tokens) - 1)])
+    stepper.step([chunk(original, tokens[-1:], start=len(tokens) - 1)])
+    assert stepper.resume(7, 3, keep=True)
+    stepper.discard(7)
+    stepper.close()
+    assert np.array_equal(copied.seen[0], original.seen[0])
+
+
 def test_a_sequence_beyond_its_context_finds_no_room(stepper: Stepper, model: Model) -> None:
     """llama.cpp refuses the rows and keeps everything else as it was."""
     tokens = [1_000] * 250

@@ -7,13 +7,25 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from tests.backends.llama.poisoned import DEADLY
+from tests.backends.llama.poisoned import ENDLESS as HANGING
+from tidemill.backends.llama import supervisor
+from tidemill.backends.llama.blackbox import Blackbox, shared_file
 from tidemill.backends.llama.llama_replica import LlamaReplica, replica
 from tidemill.backends.llama.supervisor import CRASHES, WITHIN_S, Deaths
-from tidemill.errors import EngineLost, EngineUnavailable, RequestRefused, SettingsError
+from tidemill.errors import (
+    EngineCrash,
+    EngineLost,
+    EngineUnavailable,
+    RequestRefused,
+    SettingsError,
+    refusal,
+)
 from tidemill.ports import Replica
 from tidemill.types import Embedding, EngineSpec, Generation
 
@@ -55,7 +67,8 @@ async def test_a_replica_is_a_replica(engine: LlamaReplica) -> None:
 async def test_a_killed_engine_costs_the_answers_in_flight_and_one_restart(
     engine: LlamaReplica, how: signal.Signals
 ) -> None:
-    """Whoever waits is told to try again, and trying again works, in a new process."""
+    """Whoever has heard something is told to try again, which works, in a new process; whoever has
+    not is answered there."""
     expected = await text(engine)
     restarts = engine.status().restarts
     answer = engine.generate(ENDLESS)
@@ -66,8 +79,8 @@ async def test_a_killed_engine_costs_the_answers_in_flight_and_one_restart(
     with pytest.raises(EngineLost, match=f"killed by {how.name}"):
         async for _piece in answer:
             pass
-    for outcome in await asyncio.gather(*waiting, return_exceptions=True):
-        assert isinstance(outcome, EngineLost) or outcome == expected
+    for outcome in await asyncio.gather(*waiting):
+        assert outcome.startswith(expected[:3])
     assert await text(engine) == expected
     assert engine.pid not in (None, pid)
     status = engine.status()
@@ -102,6 +115,84 @@ async def test_an_engine_that_keeps_dying_is_unhealthy_until_it_answers(
         while not engine.status().healthy:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.05)
     assert await text(engine) == before
+
+
+@pytest.fixture
+async def weak(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LlamaReplica]:
+    """An engine that two tokens kill."""
+    monkeypatch.setattr(supervisor, "CHILD", (str(Path(__file__).with_name("poisoned.py")),))
+    engine = LlamaReplica(
+        EngineSpec(model="smollm2", slots=4, context_length=256, threads=1, step_timeout_s=3.0)
+    )
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+def of_tokens(*tokens: int) -> Generation:
+    """A short completion of a prompt of tokens."""
+    return Generation(model="m", tokens=tokens, max_tokens=12)
+
+
+@pytest.mark.anyio
+@pytest.mark.llama
+async def test_a_line_that_kills_the_engine_is_found_and_the_others_go_on(
+    weak: LlamaReplica,
+) -> None:
+    """Two of nine kill it. Each is the end of three processes and fails by its own name; all
+    others are answered, and nobody had to ask twice."""
+    asked = [of_tokens(1_000 + i, 1_001) for i in range(9)]
+    asked[2], asked[7] = of_tokens(5, DEADLY), of_tokens(6, DEADLY, 7)
+    answers = await asyncio.wait_for(
+        asyncio.gather(*(text(weak, g) for g in asked), return_exceptions=True), 180
+    )
+    for i, answer in enumerate(answers):
+        if i in (2, 7):
+            assert isinstance(answer, EngineCrash)
+            assert "died 3 times" in answer.message
+            assert "killed by SIGABRT" in answer.message
+            failed = refusal(answer)
+            assert (failed.status_code, failed.code, failed.retry) == (500, "engine_crash", False)
+        else:
+            assert isinstance(answer, str)
+            assert answer
+    status = weak.status()
+    assert status.healthy
+    assert 4 <= status.restarts <= 6
+    assert status.waiting == 0
+
+
+@pytest.mark.anyio
+@pytest.mark.llama
+async def test_a_step_that_never_ends_is_ended(weak: LlamaReplica) -> None:
+    """Even with the interpreter stuck; whoever hung it is found like whoever kills it."""
+    hung = asyncio.create_task(text(weak, of_tokens(5, HANGING)))
+    fine = [text(weak, of_tokens(1_000 + i, 1_001)) for i in range(3)]
+    assert all(await asyncio.wait_for(asyncio.gather(*fine), 180))
+    with pytest.raises(EngineCrash, match="a step did not end in time"):
+        await asyncio.wait_for(hung, 180)
+
+
+def test_a_blackbox_names_who_was_at_work() -> None:
+    """Those in the step, or the one that was being read, and nobody when all was done."""
+    with shared_file() as file:
+        ours, theirs = Blackbox(file.fileno()), Blackbox(file.fileno())
+        assert ours.suspects() == frozenset()
+        theirs.computing([7, 8, 9])
+        assert ours.suspects() == {7, 8, 9}
+        theirs.computing([10])
+        assert ours.suspects() == {10}
+        theirs.reading(11)
+        assert ours.suspects() == {11}
+        theirs.reading(0)
+        theirs.computing(())
+        assert ours.suspects() == frozenset()
+        theirs.computing(list(range(1, 257)))
+        assert len(ours.suspects()) == 256
+        ours.clear()
+        assert theirs.suspects() == frozenset()
+        ours.close()
+        theirs.close()
 
 
 @pytest.mark.anyio

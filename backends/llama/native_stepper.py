@@ -1,0 +1,78 @@
+"""The stepper with its inner loop in C++: the whole step in one call without the GIL."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import llama_cpp
+from llama_cpp import llama_cpp as C
+
+from tidemill.backends.llama.model import Model
+from tidemill.backends.llama.sampling import Chooser, named_logprob
+from tidemill.backends.llama.stepper import Stepper
+from tidemill.native import step as native
+from tidemill.scheduler.steps import Chunk, Sampled
+
+_STRUCTS = ("llama_context_params", "llama_model_params", "llama_batch")
+
+
+def stepper_class() -> tuple[type[Stepper], str | None]:
+    """The fastest stepper that works here, and why it is not the native one if it is not."""
+    sizes = {name: ctypes.sizeof(getattr(C, name)) for name in _STRUCTS}
+    try:
+        NativeStepper.step_type, NativeStepper.choice_type = native.load(
+            version=llama_cpp.__version__, sizes=sizes
+        )
+    except ImportError as exc:
+        return Stepper, str(exc)
+    return NativeStepper, None
+
+
+class NativeStepper(Stepper):
+    """Chooses the same tokens as its base at equal schedules. ``stepper_class`` loads it."""
+
+    step_type: Any = None
+    choice_type: Any = None
+
+    def __init__(
+        self, model: Model, *, slots: int, context: int, threads: int, headroom: int
+    ) -> None:
+        super().__init__(model, slots=slots, context=context, threads=threads, headroom=headroom)
+        self._native: Any = None
+
+    def open(self) -> None:
+        """Make the context; also after one was lost."""
+        super().open()
+        self._native = self.step_type(self._ctx, self._threads)
+
+    def close(self) -> None:
+        """Free the context."""
+        self._native = None
+        super().close()
+
+    def _run(self, chunks: list[Chunk[Chooser]]) -> tuple[int, dict[int, Sampled]]:
+        rc, chosen = self._native.run(
+            [(c.seq, c.start, c.tokens, self._choice(c.chooser)) for c in chunks]
+        )
+        asked = (chunk for chunk in chunks if chunk.chooser is not None)
+        return rc, {
+            chunk.key: Sampled(token=token, end=True)
+            if end
+            else Sampled(
+                token=token,
+                piece=self._model.piece(token),
+                logprob=None
+                if logprob is None
+                else named_logprob(self._model, token, logprob, top),
+            )
+            for chunk, (token, end, logprob, top) in zip(asked, chosen, strict=rc == 0)
+        }
+
+    def _choice(self, chooser: Chooser | None) -> Any:
+        if chooser is None:
+            return None
+        if chooser.native is None:
+            chain, grammar = chooser.addresses
+            chooser.native = self.choice_type(chain=chain, grammar=grammar, top=chooser.logprobs)
+        return chooser.native
