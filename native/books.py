@@ -78,6 +78,7 @@ class Copy:
         return self.gate is None or self.gate.is_open
 
     def make(self) -> None:
+        """Let the copy happen, once its gate is open."""
         self.to[:] = self.source
         self.to.release()
         self.source.release()

@@ -46,6 +46,7 @@ class SlotPool(Books):
 
     @_locked
     def reserve(self, n: int, klass: int) -> list[int]:
+        """All of ``n`` slots of a class, or none of them."""
         self._check_class(klass)
         if n < 1:
             raise ValueError("a group has at least one slot")
@@ -61,10 +62,12 @@ class SlotPool(Books):
 
     @_locked
     def stage(self, handle: int) -> None:
+        """RESERVED to STAGED: into the queue of its class, ordered by when it was reserved."""
         self._enqueue(self._at(handle, "stage", (State.RESERVED,)), State.STAGED)
 
     @_locked
     def start(self, handle: int) -> int | None:
+        """STAGED to PREFILL with the lowest free sequence id; None when all are taken."""
         slot = self._at(handle, "start", (State.STAGED,))
         if not self._take_seq(slot):
             return None
@@ -74,10 +77,12 @@ class SlotPool(Books):
 
     @_locked
     def activate(self, handle: int) -> None:
+        """PREFILL to ACTIVE."""
         self._at(handle, "activate", (State.PREFILL,)).state = State.ACTIVE
 
     @_locked
     def requeue(self, handle: int) -> None:
+        """PREFILL, ACTIVE or PARKED back to STAGED: sequence id and parked state are given up."""
         slot = self._at(handle, "requeue", (*_LIVE, State.PARKED))
         if slot.state is State.PARKED:
             self._dequeue(slot)
@@ -89,6 +94,7 @@ class SlotPool(Books):
 
     @_locked
     def finish(self, handle: int) -> bool:
+        """To DONE from anywhere; False when a copy in flight must end first (``poll`` tells)."""
         slot = self._at(handle, "finish", _HELD)
         if slot.state is State.DRAINING:
             slot.doomed = True
@@ -102,6 +108,7 @@ class SlotPool(Books):
 
     @_locked
     def release(self, handle: int) -> None:
+        """DONE to FREE; the handle is stale from here on."""
         slot = self._at(handle, "release", (State.DONE,))
         slot.weight, slot.doomed = 0, False
         slot.generation = slot.generation % 0xFFFF_FFFF + 1
@@ -110,6 +117,7 @@ class SlotPool(Books):
 
     @_locked
     def lift(self, handle: int, klass: int) -> None:
+        """Change the priority class; the age stays."""
         self._find(handle)
         self._check_class(klass)
         slot = self._at(handle, "lift", _HELD)
@@ -122,6 +130,7 @@ class SlotPool(Books):
 
     @_locked
     def move(self, handle: int) -> int | None:
+        """The lowest free sequence id, if below its own; the caller moves the state itself."""
         slot = self._at(handle, "move", _LIVE)
         assert slot.seq is not None
         lowest = next((k for k, holder in enumerate(self.holders) if holder is None), None)
@@ -135,6 +144,7 @@ class SlotPool(Books):
 
     @_locked
     def head(self, klass: int | None = None) -> int | None:
+        """The oldest waiting slot of the first class that has one, or of ``klass``."""
         queues: Collection[list[tuple[int, int]]] = self.queues
         if klass is not None:
             self._check_class(klass)
@@ -143,6 +153,7 @@ class SlotPool(Books):
 
     @_locked
     def victim(self, klass: int) -> int | None:
+        """Of the live slots below ``klass``: the lowest class's youngest that fits the arena."""
         self._check_class(klass)
         largest = self.holes.largest
         able = [
@@ -157,28 +168,34 @@ class SlotPool(Books):
 
     @_locked
     def weigh(self, handle: int, nbytes: int) -> None:
+        """Say how many bytes the state of a PREFILL or ACTIVE slot has now, for ``victim``."""
         self._at(handle, "weigh", _LIVE).weight = nbytes
 
     # --- park and resume
 
     def park(self, handle: int, data: Buffer, after: Gate | int | None = None) -> int | None:
+        """Copy ``data`` into the arena and return the copy's ticket; None when it does not fit."""
         return self._park(handle, memoryview(data).cast("B"), after)
 
     def park_at(
         self, handle: int, address: int, nbytes: int, after: Gate | int | None = None
     ) -> int | None:
+        """``park`` from an address: host memory, or with the CUDA arena also the device's."""
         return self._park(handle, _memory(address, nbytes), after)
 
     def resume(self, handle: int, out: Buffer, after: Gate | int | None = None) -> int | None:
+        """Copy the parked bytes to ``out`` (exactly as long); None without a free sequence id."""
         return self._resume(handle, memoryview(out).cast("B"), after)
 
     def resume_at(
         self, handle: int, address: int, nbytes: int, after: Gate | int | None = None
     ) -> int | None:
+        """``resume`` to an address."""
         return self._resume(handle, _memory(address, nbytes), after)
 
     @_locked
     def park_open(self, handle: int, nbytes: int) -> memoryview | None:
+        """Lend ``nbytes`` of the arena to write the state into; then ``park_close``."""
         slot = self._at(handle, "park_open", _LIVE)
         if not self._take_block(slot, nbytes):
             return None
@@ -187,6 +204,7 @@ class SlotPool(Books):
 
     @_locked
     def park_close(self, handle: int, used: int) -> None:
+        """PARKED with the first ``used`` bytes; 0: nothing saved, it goes on as before."""
         slot = self._drained(handle, "lent for park", "park_close")
         if used > slot.saved:
             raise ValueError(f"{used} bytes were not lent, only {slot.saved}")
@@ -201,6 +219,7 @@ class SlotPool(Books):
 
     @_locked
     def resume_open(self, handle: int) -> tuple[int, memoryview] | None:
+        """A sequence id and the parked bytes, or None without a free id; then ``resume_close``."""
         slot = self._at(handle, "resume_open", (State.PARKED,))
         if not self._take_seq(slot):
             return None
@@ -211,6 +230,7 @@ class SlotPool(Books):
 
     @_locked
     def resume_close(self, handle: int, ok: bool = True) -> None:
+        """The block is free again; ``ok=False``: the state was of no use, back to STAGED."""
         slot = self._drained(handle, "lent for resume", "resume_close")
         if ok or slot.doomed:
             self._landed(slot)
@@ -223,6 +243,7 @@ class SlotPool(Books):
 
     @_locked
     def poll(self) -> list[int]:
+        """Slots that left DRAINING because their copy has ended. Never blocks."""
         settled = []
         for lane in self.lanes:
             while lane and lane[0].ready:
@@ -233,6 +254,7 @@ class SlotPool(Books):
         return settled
 
     def wait(self, ticket: int) -> list[int]:
+        """Block (without the GIL) until this copy has ended, then as ``poll``."""
         lane, number = ticket & 1, ticket >> 1
         with self._lock:
             if not 0 < number <= self._submitted[lane]:
@@ -247,30 +269,37 @@ class SlotPool(Books):
 
     @_locked
     def state(self, handle: int) -> int:
+        """A value of ``State``."""
         return self._find(handle).state
 
     @_locked
     def seq(self, handle: int) -> int | None:
+        """The sequence id, where the slot has one."""
         return self._find(handle).seq
 
     @_locked
     def klass(self, handle: int) -> int:
+        """The priority class; 0 goes first."""
         return self._find(handle).klass
 
     @_locked
     def age(self, handle: int) -> int:
+        """Grows with every reserved slot of the pool: lower is older."""
         return self._find(handle).age
 
     @_locked
     def parked(self, handle: int) -> int:
+        """Bytes of the arena that hold the slot's state; 0 when none do."""
         return self._find(handle).saved
 
     @_locked
     def live(self) -> list[int]:
+        """Slots with a sequence id, ascending by it: the row order of a decode step."""
         return [slot.handle for slot in self.holders if slot is not None]
 
     @_locked
     def waiting(self, klass: int | None = None) -> int:
+        """How many slots wait, STAGED or PARKED."""
         if klass is not None:
             self._check_class(klass)
             return len(self.queues[klass])
@@ -278,10 +307,12 @@ class SlotPool(Books):
 
     @_locked
     def stats(self) -> Stats:
+        """Counts of slots by state, of queues and of the arena."""
         return stats(self)
 
     @_locked
     def check(self) -> None:
+        """Raise ``PoolBroken`` when something does not add up."""
         check(self)
 
     # --- inside
