@@ -28,7 +28,7 @@ async def create_batch(request: Incoming) -> dict[str, Any]:
     who = await principal(request)
     given = services(request)
     asked = creation.parse(await body(request, MAX_BODY_BYTES))
-    idempotency_key = _idempotency_key(request)
+    idempotency_key, retried = _idempotency_key(request), _retried(request)
     file = None
     if _FILE_ID.fullmatch(asked.input_file_id):
         file = await given.store.files.get(asked.input_file_id, who.owner)
@@ -62,13 +62,15 @@ async def create_batch(request: Incoming) -> dict[str, Any]:
             params=asked.params,
             output_expires_after_s=asked.output_expires_after_s,
             idempotency_key=idempotency_key,
-            retried=_retried(request),
+            retried=retried,
             allow_duplicate=given.settings.allow_duplicate_batches,
             max_cost=asked.max_cost,
             hold=hold,
         )
     )
-    await trail.note(request, "batch.created", batch.id)
+    # The answer to a repeated create is the first batch: it was not made again.
+    again = retried or idempotency_key is not None
+    await trail.note(request, "batch.created", batch.id, once=again)
     return wire.batch_object(batch)
 
 

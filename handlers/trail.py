@@ -12,12 +12,22 @@ from tidemill.types import AuditEntry
 log = structlog.get_logger()
 
 
-async def note(connection: Connection, action: str, object: str, owner: str | None = None) -> None:
+async def note(
+    connection: Connection,
+    action: str,
+    object: str,
+    owner: str | None = None,
+    *,
+    once: bool = False,
+) -> None:
     """Note that the asker did ``action`` to ``object``; ``owner`` is the object's, by default the
-    asker's.
+    asker's. With ``once`` an entry that is there already is not repeated.
 
     What was done stays done: when the trail cannot be written, the log has the entry.
     """
+    audit = services(connection).store.audit
+    if once and any(entry.action == action for entry in await audit.page(object=object)):
+        return
     who = await principal(connection)
     entry = AuditEntry(
         at=clock.now(),
@@ -28,7 +38,7 @@ async def note(connection: Connection, action: str, object: str, owner: str | No
         request_id=connection.scope["state"].get("request_id"),
     )
     try:
-        await services(connection).store.audit.note(entry)
+        await audit.note(entry)
     except StoreUnavailable as exc:
         log.error(
             "audit entry not stored",

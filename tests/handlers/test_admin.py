@@ -148,6 +148,26 @@ class TestActions:
             ("env-admin", "batch.cancelled", record.owner),
         ]
 
+    async def test_a_repeated_create_is_one_entry(self, admin: World) -> None:
+        """A client whose answer was lost made one batch, whoever says how often."""
+        secret, record = await key(admin)
+        async with seen_by(admin, secret) as mine:
+            file = await mine.upload()
+            for _ in range(3):
+                batch = await _ok(
+                    await mine.client.post(
+                        "/v1/batches",
+                        json={
+                            "input_file_id": file["id"],
+                            "endpoint": "/v1/chat/completions",
+                            "completion_window": "24h",
+                        },
+                        headers={"Idempotency-Key": "once"},
+                    )
+                )
+        trail = await _ok(await admin.client.get("/admin/v1/audit", params={"object": batch["id"]}))
+        assert [(e["actor"], e["action"]) for e in trail["data"]] == [(record.id, "batch.created")]
+
     async def test_a_revoked_key_is_out_and_stays_listed(self, admin: World) -> None:
         """Revoking twice is one entry in the trail."""
         secret, record = await key(admin)
