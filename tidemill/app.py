@@ -197,6 +197,7 @@ async def _replicas(settings: Settings) -> AsyncGenerator[dict[str, Replica]]:
             threads=settings.threads,
             headroom=settings.interactive_headroom,
             step_timeout_s=settings.step_timeout_seconds,
+            weights=settings.weights,
         )
     ]
     if settings.embedding_model:

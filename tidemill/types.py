@@ -733,6 +733,8 @@ class EngineSpec(Record, frozen=True, kw_only=True):
     """Slots that batch lines leave free."""
     step_timeout_s: float = 0.0
     """The engine is restarted when one step takes longer; 0: never."""
+    weights: Literal["auto", "as-is", "q8_0", "q4_0"] = "as-is"
+    """The layout of the weights; others than the model's own are made once and cached."""
 
 
 class PoolStatus(Record, frozen=True, kw_only=True):

@@ -20,7 +20,8 @@ from pathlib import Path
 from tidemill.backends.llama import messages as m
 from tidemill.backends.llama.blackbox import Blackbox
 from tidemill.backends.llama.embedder import Embedder, Inputs
-from tidemill.backends.llama.model import Model, silence
+from tidemill.backends.llama.layout import laid_out
+from tidemill.backends.llama.model import Model, on_gpu, silence
 from tidemill.backends.llama.native_stepper import stepper_class
 from tidemill.backends.llama.prompt import Template
 from tidemill.backends.llama.requests import Desk
@@ -39,11 +40,16 @@ LONGEST_EMBEDDING = 2048
 ERROR = 4
 
 
+def default_threads() -> int:
+    """All cores but one: compute threads wait for each other at every layer, so that one which has
+    to share its core holds all of them up."""
+    return max(1, len(os.sched_getaffinity(0)) - 1)
+
+
 class Size:
-    """Slots, context and threads for this machine, where the spec leaves them open."""
+    """Slots and context for this machine, where the spec leaves them open."""
 
     def __init__(self, spec: EngineSpec, model: Model) -> None:
-        self.threads = spec.threads or max(1, len(os.sched_getaffinity(0)) - 1)
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         budget = min(KV_BYTES, memory // 4) // max(1, model.kv_bytes_per_token)
         wanted = spec.context_length or min(model.n_ctx_train or LONGEST_DEFAULT, LONGEST_DEFAULT)
@@ -117,7 +123,15 @@ class Child:
         """Load the model; raises ``EngineUnavailable``."""
         spec = load.spec
         self._outbox, self._spec, self._box = outbox, spec, box
-        model = Model(Path(load.path), spec.gpu_layers)
+        threads = spec.threads or default_threads()
+        path = laid_out(
+            Path(load.path),
+            spec.weights,
+            on_gpu=on_gpu(spec.gpu_layers),
+            threads=threads,
+            say=say,
+        )
+        model = Model(path, spec.gpu_layers)
         template = (
             Template(model.template, bos=model.bos, eos=model.eos) if model.template else None
         )
@@ -129,7 +143,7 @@ class Child:
             model,
             slots=size.slots,
             context=size.context,
-            threads=size.threads,
+            threads=threads,
             headroom=spec.headroom,
         )
         if (why := restriction(model)) is not None and not spec.embedding:
@@ -137,7 +151,7 @@ class Child:
         self._embedder = Embedder(
             model,
             context=size.embedding_context,
-            threads=size.threads,
+            threads=threads,
             watch=box.computing,
         )
         if spec.embedding:

@@ -25,7 +25,7 @@ class Model:
         """Load; raises ``EngineUnavailable`` when llama.cpp refuses the file."""
         C.llama_backend_init()
         params = C.llama_model_default_params()
-        self.on_gpu = bool(C.llama_supports_gpu_offload()) and gpu_layers != 0
+        self.on_gpu = on_gpu(gpu_layers)
         # llama.cpp counts the output layer too; any number above the model's own means all.
         params.n_gpu_layers = 10_000 if gpu_layers < 0 else gpu_layers
         self.handle = C.llama_model_load_from_file(os.fsencode(path), params)
@@ -114,6 +114,25 @@ class Model:
     def _template(self) -> str | None:
         raw: Any = C.llama_model_chat_template(self.handle, None)
         return raw.decode("utf-8", "replace") if raw else None
+
+
+def on_gpu(gpu_layers: int) -> bool:
+    """Whether a model with that many layers on a GPU has any there."""
+    return bool(C.llama_supports_gpu_offload()) and gpu_layers != 0
+
+
+def quick_look(path: Path) -> int | None:
+    """The ``llama_ftype`` in the header of a GGUF; None where it has none or cannot be read."""
+    C.llama_backend_init()
+    params = C.llama_model_default_params()
+    params.vocab_only = True
+    handle = C.llama_model_load_from_file(os.fsencode(path), params)
+    if not handle:
+        return None
+    buffer = ctypes.create_string_buffer(16)
+    n = C.llama_model_meta_val_str(handle, b"general.file_type", buffer, len(buffer))
+    C.llama_model_free(handle)
+    return int(buffer.value) if n > 0 and buffer.value.isdigit() else None
 
 
 def silence(level: int) -> Any:

@@ -61,8 +61,8 @@ def test_a_small_machine_keeps_three_quarters_of_its_memory(
 
 def test_what_is_set_is_kept() -> None:
     """Slots and context, whatever memory they need; a context beyond the model's is the model's."""
-    both = size(spec(slots=40, context_length=4096, threads=3))
-    assert (both.slots, both.context, both.threads) == (40, 4096, 3)
+    both = size(spec(slots=40, context_length=4096))
+    assert (both.slots, both.context) == (40, 4096)
     assert size(spec(context_length=100_000)).context == 8192
 
 
@@ -75,5 +75,7 @@ def test_a_long_context_gets_fewer_slots() -> None:
 
 def test_a_gpu_gets_more_slots_and_a_core_is_left_free() -> None:
     """Sixty-four on a GPU; threads are all cores but one."""
+    from tidemill.backends.llama.child import default_threads
+
     assert size(spec(), on_gpu=True).slots == 64
-    assert size(spec()).threads == max(1, len(os.sched_getaffinity(0)) - 1)
+    assert default_threads() == max(1, len(os.sched_getaffinity(0)) - 1)
