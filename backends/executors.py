@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 import structlog
 
-from tidemill.backends.routed import Bounded
+from tidemill.backends.routed import RoutedInference
 from tidemill.types import Lane, Lease, Outcome, Refusal
 
 log = structlog.get_logger()
@@ -21,13 +23,17 @@ _line = msgspec.json.Decoder(_Line)
 class LocalExecutor:
     """The ``Executor`` over an ``Inference``: one line is one request in the batch lane."""
 
-    def __init__(self, inference: Bounded) -> None:
+    def __init__(self, inference: RoutedInference) -> None:
         self._inference = inference
 
     @property
-    def capacity(self) -> int:
-        """Lines in flight that keep everything busy."""
-        return self._inference.capacity
+    def capacities(self) -> Mapping[str, int]:
+        """Lines in flight that keep each place busy."""
+        return self._inference.capacities
+
+    def where(self, model: str) -> str:
+        """Where the model is served."""
+        return self._inference.where(model)
 
     async def execute(self, lease: Lease) -> Outcome:
         """The line's answer or why there is none; never raises for the line's own failure."""

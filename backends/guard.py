@@ -7,7 +7,7 @@ and its last line. What is finished stays; what has not run gets a row that says
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from tidemill import access, clock, estimates
@@ -59,9 +59,13 @@ class GuardedExecutor:
         self._stopped: OrderedDict[int, None] = OrderedDict()
 
     @property
-    def capacity(self) -> int:
+    def capacities(self) -> Mapping[str, int]:
         """Lines that the inner executor wants in flight."""
-        return self._inner.capacity
+        return self._inner.capacities
+
+    def where(self, model: str) -> str:
+        """Where the inner executor runs a model."""
+        return self._inner.where(model)
 
     async def execute(self, lease: Lease) -> Outcome:
         """The line's answer, or why it did not run."""

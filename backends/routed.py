@@ -57,9 +57,9 @@ class RoutedInference:
         return None if place is None else await place.count(endpoint, body)
 
     @property
-    def capacity(self) -> int:
-        """Lines that keep all places busy."""
-        return sum(place.capacity for place in self._places)
+    def capacities(self) -> dict[str, int]:
+        """Lines that keep each place busy, by its name."""
+        return {place.where(""): place.capacity for place in self._places}
 
     async def answer(
         self,

@@ -106,10 +106,6 @@ class SchedulingPool:
         self.capacity = capacity
         self.active = 0
 
-    def free(self, wanted: int) -> int:
-        """How many more lines may start when the executor takes ``wanted`` at most."""
-        return max(0, min(self.capacity, wanted) - self.active)
-
     def enter(self, lines: int) -> None:
         self.active += lines
 

@@ -21,10 +21,10 @@ from anyio.abc import TaskGroup
 
 from tidemill import clock
 from tidemill.crash import crash_point
-from tidemill.ports import Store
+from tidemill.ports import Executor, Store
 from tidemill.scheduler.bell import Bell, Signals
 from tidemill.scheduler.intake import Intake
-from tidemill.scheduler.queue import Turns
+from tidemill.scheduler.queue import Queues
 from tidemill.scheduler.states import CANCELLABLE, ENDS
 from tidemill.types import TERMINAL, BatchRecord, BatchStatus, LineState
 
@@ -62,11 +62,12 @@ async def persist(step: Callable[[], Awaitable[None]], what: str) -> None:
 class Lifecycle:
     """Knows all local batches of this server that are not terminal."""
 
-    def __init__(self, store: Store, intake: Intake, lease_bell: Bell) -> None:
+    def __init__(self, store: Store, intake: Intake, lease_bell: Bell, executor: Executor) -> None:
         self._store = store
         self._intake = intake
         self._lease_bell = lease_bell
-        self.turns = Turns()
+        self._where = executor.where
+        self.turns = Queues(executor.capacities)
         """Batches whose lines may start."""
         self.in_flight: Counter[int] = Counter()
         """Lines that run now, by batch; kept by the runner."""
@@ -75,6 +76,7 @@ class Lifecycle:
         self.stirred: set[int] = set()
         """Batches that may have got due lines since the runner last cleared their mark."""
         self._batches: dict[int, BatchRecord] = {}
+        self._models: dict[int, list[str]] = {}
         self._reading: set[int] = set()
         self._to_close: set[int] = set()
         self._due: list[float] = []
@@ -88,6 +90,15 @@ class Lifecycle:
 
     def __contains__(self, seq: int) -> bool:
         return seq in self._batches
+
+    async def models_at(self, seq: int, place: str) -> list[str] | None:
+        """The models of a batch that run at a place; None: all of them."""
+        batch = self._batches.get(seq)
+        if batch is None or batch.model is not None:
+            return None
+        if seq not in self._models:
+            self._models[seq] = await self._store.lines.models(seq)
+        return [model for model in self._models[seq] if self._where(model) == place]
 
     async def start(self, tasks: TaskGroup) -> None:
         """Adopt what the store holds and begin to close and to watch the time."""
@@ -168,7 +179,8 @@ class Lifecycle:
 
     def _let_run(self, batch: BatchRecord) -> None:
         self._batches[batch.seq] = batch
-        self.turns.add(batch.owner, batch.seq, batch.expires_at)
+        place = None if batch.model is None else self._where(batch.model)
+        self.turns.add(batch.owner, batch.seq, batch.expires_at, place)
         self.rows.ring(batch.seq)
         self._lease_bell.ring()
         self._timer.ring()
@@ -222,6 +234,7 @@ class Lifecycle:
         self._batches.pop(seq, None)
         self.in_flight.pop(seq, None)
         self.stirred.discard(seq)
+        self._models.pop(seq, None)
         self.rows.ring(seq)
         self._timer.ring()
 

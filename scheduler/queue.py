@@ -1,11 +1,15 @@
 """Whose line is next: owners take turns, then the nearest deadline, then age, then line order.
 
+Each place where lines run (this server's engines, a provider) has turns of its own, so that lines
+of a slow place never stand where those of another could run.
+
 Pure: knows batches by ``seq`` only, never awaits, never reads a clock.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 
@@ -88,3 +92,77 @@ class Turns:
             for owner in owners[:rest]:
                 self._owners.move_to_end(owner)
         return shares
+
+
+class Queues:
+    """The ``Turns`` of each place. A batch with lines for several places stands in several."""
+
+    def __init__(self, places: Iterable[str]) -> None:
+        self._turns = OrderedDict((place, Turns()) for place in places)
+
+    def __len__(self) -> int:
+        """Batches that may have lines now; one with several places counts for each."""
+        return sum(len(turns) for turns in self._turns.values())
+
+    def add(self, owner: str, seq: int, expires_at: int, place: str | None) -> None:
+        """A batch began, or was found at start; its lines run at ``place``, None: at several."""
+        for turns in self._turns.values() if place is None else (self._turns[place],):
+            turns.add(owner, seq, expires_at)
+
+    def remove(self, seq: int) -> None:
+        """A batch ended, or no line of it may start any more."""
+        for turns in self._turns.values():
+            turns.remove(seq)
+
+    def dry(self, seq: int, place: str) -> None:
+        """The batch has no line that is due at a place; it keeps its place for later."""
+        self._turns[place].dry(seq)
+
+    def wet(self, seq: int) -> None:
+        """The batch may have lines that are due. Unknown batches are ignored."""
+        for turns in self._turns.values():
+            turns.wet(seq)
+
+    def wet_all(self) -> None:
+        """Every known batch may have lines that are due (a retry's time came)."""
+        for turns in self._turns.values():
+            turns.wet_all()
+
+    def deal(
+        self, total: int, wants: Mapping[str, int], active: Mapping[str, int]
+    ) -> list[tuple[str, int, int]]:
+        """Share ``total`` lines in flight among the places, and each place's among the owners:
+        ``[(place, batch seq, lines)]``.
+
+        ``wants``: lines that each place would have in flight; ``active``: those that it has.
+        """
+        busy = {
+            place: wants[place]
+            for place, turns in self._turns.items()
+            if len(turns) or active.get(place, 0)
+        }
+        portions = portioned(total, busy)
+        left = total - sum(active.values())
+        shares = []
+        for place in list(self._turns):
+            n = min(left, portions.get(place, 0) - active.get(place, 0))
+            dealt = self._turns[place].deal(n)
+            if dealt:
+                left -= n
+                self._turns.move_to_end(place)
+            shares += [(place, seq, lines) for seq, lines in dealt]
+        return shares
+
+
+def portioned(total: int, wants: Mapping[str, int]) -> dict[str, int]:
+    """``total`` shared evenly: what one does not want goes to the others, and none gets nothing.
+
+    >>> portioned(10, {"local": 32, "slow": 32, "small": 2})
+    {'small': 2, 'local': 4, 'slow': 4}
+    """
+    portions: dict[str, int] = {}
+    for place in sorted(wants, key=lambda place: wants[place]):
+        even = total // (len(wants) - len(portions))
+        portions[place] = min(wants[place], max(1, even))
+        total -= portions[place]
+    return portions

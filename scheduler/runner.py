@@ -68,9 +68,11 @@ class Runner:
         self.pool = SchedulingPool(max_pool_size)
         self._bell, self._finished = Bell(), Bell()
         intake = Intake(store, self.intake_pool, knows=knows, max_lines=max_lines)
-        self._batches = Lifecycle(store, intake, self._bell)
+        self._batches = Lifecycle(store, intake, self._bell, executor)
         self.rows = self._batches.rows
         self._leases: dict[int, Lease] = {}
+        self._places: dict[int, str] = {}
+        self._active: Counter[str] = Counter()
         self._outcomes: list[tuple[Lease, Outcome]] = []
         self._draining = False
         self._idle = anyio.Event()
@@ -151,30 +153,34 @@ class Runner:
         while True:
             async with self._leasing:
                 while not self._draining:
-                    most = self._executor.capacity
-                    free = self.pool.free(min(most, self._concurrency or most))
-                    shares = self._batches.turns.deal(free)
+                    most = self.pool.capacity
+                    total = min(most, self._concurrency or most)
+                    wants = self._executor.capacities
+                    shares = self._batches.turns.deal(total, wants, self._active)
                     if not shares:
                         break
-                    for seq, n in shares:
-                        await self._lease(seq, n)
+                    for place, seq, n in shares:
+                        await self._lease(place, seq, n)
             await self._bell.wait()
 
-    async def _lease(self, seq: int, n: int) -> None:
+    async def _lease(self, place: str, seq: int, n: int) -> None:
         self._batches.stirred.discard(seq)
         until_at = int(clock.now_f() + self._lease_s) + 1
         n = min(n, _AT_ONCE)
-        leases = await self._store.lines.lease(seq, n, self._holder, until_at)
+        models = await self._batches.models_at(seq, place)
+        leases = await self._store.lines.lease(seq, n, self._holder, until_at, models)
         if len(leases) < n and seq not in self._batches.stirred:
-            self._batches.turns.dry(seq)
+            self._batches.turns.dry(seq, place)
         if not leases:
             return
         self.intake_pool.remove(len(leases))
         self.pool.enter(len(leases))
+        self._active[place] += len(leases)
         self._batches.in_flight[seq] += len(leases)
         assert self._lines is not None
         for lease in leases:
             self._leases[lease.token] = lease
+            self._places[lease.token] = place
             self._lines.start_soon(self._run_line, lease)
 
     async def _run_line(self, lease: Lease) -> None:
@@ -226,6 +232,7 @@ class Runner:
         touched = Counter(lease.batch_seq for lease, _ in outcomes)
         for lease, _ in outcomes:
             self._leases.pop(lease.token, None)
+            self._active[self._places.pop(lease.token)] -= 1
         self.pool.leave(len(outcomes))
         self._batches.in_flight.subtract(touched)
         self.rate.add(len(settlements))

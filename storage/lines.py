@@ -53,10 +53,19 @@ class SqliteLines:
             rows = [(x.no, x.offset, x.length, x.custom_id, x.model) for x in lines]
             await self._writer.run(lambda tx: _add(tx, batch_seq, text(rows)))
 
-    async def lease(self, batch_seq: int, n: int, holder: str, until_at: int) -> list[Lease]:
+    async def lease(
+        self,
+        batch_seq: int,
+        n: int,
+        holder: str,
+        until_at: int,
+        models: Sequence[str] | None = None,
+    ) -> list[Lease]:
         """Up to ``n`` queued lines that are due, in line order, become running; none unless the
         batch is in progress. Raises ``InvariantBroken`` when the input's bytes are missing."""
-        taken = await self._writer.run(lambda tx: _lease(tx, batch_seq, n, holder, until_at))
+        taken = await self._writer.run(
+            lambda tx: _lease(tx, batch_seq, n, holder, until_at, models)
+        )
         if taken is None:
             return []
         batch, base, picked = taken
@@ -128,6 +137,12 @@ class SqliteLines:
             raise ValueError(f"a line that never ran cannot become {to}")
         return await self._writer.run(lambda tx: _close(tx, batch_seq, to, code, message, n))
 
+    async def models(self, batch_seq: int) -> list[str]:
+        """The models that a batch's lines name."""
+        values = {"batch_seq": batch_seq}
+        rows = await self._readers.run(lambda conn: conn.execute(_Q["models"], values).fetchall())
+        return [row["model"] for row in rows]
+
     async def running(self, batch_seq: int) -> int:
         """Lines of the batch that run now."""
         row = await self._read("running", {"batch_seq": batch_seq})
@@ -167,12 +182,16 @@ def _add(tx: Tx, batch_seq: int, lines: str) -> None:
 
 
 def _lease(
-    tx: Tx, batch_seq: int, n: int, holder: str, until_at: int
+    tx: Tx, batch_seq: int, n: int, holder: str, until_at: int, models: Sequence[str] | None
 ) -> tuple[sqlite3.Row, int, list[Any]] | None:
     batch = batch_of(tx, batch_seq)
     if batch is None or batch["status"] != BatchStatus.IN_PROGRESS:
         return None
-    picked = parsed(tx.value(_Q["pick"], {"batch_seq": batch_seq, "now": tx.now, "n": n}))
+    due = {"batch_seq": batch_seq, "now": tx.now, "n": n}
+    if models is None:
+        picked = parsed(tx.value(_Q["pick"], due))
+    else:
+        picked = parsed(tx.value(_Q["pick_models"], {**due, "models": text(models)}))
     if not picked:
         return None
     first, last = picked[0][0], picked[-1][0]

@@ -117,8 +117,12 @@ class Executor(Protocol):
         """Never raises for the line's own failure: that is a ``Refusal``."""
 
     @property
-    def capacity(self) -> int:
-        """How many lines it wants in flight at most (running and next in line)."""
+    def capacities(self) -> Mapping[str, int]:
+        """How many lines each place wants in flight at most (running and next in line). The
+        places are always the same: ``local`` and the providers."""
+
+    def where(self, model: str) -> str:
+        """The place that runs a model's lines."""
 
 
 # --- models -----------------------------------------------------------------------------------
@@ -296,8 +300,19 @@ class Lines(Protocol):
         """Add queued lines; a line that is there already (a restart in mid-validation) is left as
         it is."""
 
-    async def lease(self, batch_seq: int, n: int, holder: str, until_at: int) -> list[Lease]:
-        """Up to ``n`` queued lines that are due, in line order, become running."""
+    async def lease(
+        self,
+        batch_seq: int,
+        n: int,
+        holder: str,
+        until_at: int,
+        models: Sequence[str] | None = None,
+    ) -> list[Lease]:
+        """Up to ``n`` queued lines that are due, in line order, become running; of these models
+        only, where any are given."""
+
+    async def models(self, batch_seq: int) -> list[str]:
+        """The models that a batch's lines name."""
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[SettledBatch]:
         """One commit: line state where the token matches, result row, usage row, counters,

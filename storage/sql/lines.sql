@@ -23,6 +23,19 @@ FROM (
     ORDER BY no LIMIT :n
 );
 
+-- name: pick_models
+-- The same among the lines of some models.
+SELECT json_group_array(json_array(no, offset, length, custom_id, attempt + 1))
+FROM (
+    SELECT no, offset, length, custom_id, attempt FROM lines
+    WHERE batch_seq = :batch_seq AND state = 'queued' AND due_at <= :now
+    AND model IN (SELECT value FROM json_each(:models))
+    ORDER BY no LIMIT :n
+);
+
+-- name: models
+SELECT DISTINCT model FROM lines WHERE batch_seq = :batch_seq;
+
 -- name: take_tokens
 UPDATE fence SET token = token + :n;
 

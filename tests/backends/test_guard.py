@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import anyio
@@ -39,13 +39,16 @@ PRICES = prices.parse({"models": {"local/priced": {"input": 0, "output": 1}}})
 class Inner:
     """Answers each line with ``output`` tokens, once it is let."""
 
-    capacity = 7
+    capacities: Mapping[str, int] = {"local": 7}
 
     def __init__(self) -> None:
         self.ran: list[str] = []
         self.output = 100
         self.open = anyio.Event()
         self.open.set()
+
+    def where(self, model: str) -> str:
+        return "local"
 
     async def execute(self, lease: Lease) -> Outcome:
         self.ran.append(lease.custom_id)
@@ -131,7 +134,7 @@ async def test_a_line_runs_when_nothing_speaks_against_it(
     assert await _run(store, guarded, await _batch(store, 1, model="free")) == [None]
     assert await _run(store, guarded, await _batch(store, 1, key_id=None)) == [None]
     assert await _run(store, guarded, await _batch(store, 1, key_id="env")) == [None]
-    assert guarded.capacity == inner.capacity
+    assert guarded.capacities == inner.capacities
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,13 @@ class Script:
         self._started = anyio.Condition()
         self.do: Callable[[Lease], Outcome | None] = lambda lease: None
 
+    @property
+    def capacities(self) -> dict[str, int]:
+        return {"local": self.capacity}
+
+    def where(self, model: str) -> str:
+        return "local"
+
     async def execute(self, lease: Lease) -> Outcome:
         self.ran.append(lease)
         self.running += 1

@@ -55,12 +55,11 @@ def test_the_drain_rate_forgets_after_a_minute() -> None:
     assert rate.per_second(now=61.0) == 0.0
 
 
-def test_the_scheduling_pool_gives_what_both_bounds_allow() -> None:
-    """Free is the smaller of the pool's and the executor's room."""
+def test_the_scheduling_pool_counts() -> None:
+    """What entered and has not left is in flight; nothing leaves that never entered."""
     pool = SchedulingPool(10)
     pool.enter(3)
-    assert pool.free(100) == 7
-    assert pool.free(5) == 2
-    assert pool.free(2) == 0
-    pool.leave(3)
-    assert pool.free(10) == 10
+    pool.leave(1)
+    assert pool.active == 2
+    with pytest.raises(AssertionError):
+        pool.leave(3)

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.scheduler.queue import Turns
+from tidemill.scheduler.queue import Queues, Turns, portioned
 
 
 def _turns(*batches: tuple[str, int, int]) -> Turns:
@@ -77,3 +77,61 @@ def test_shares_are_exact_and_even_over_time(owners: list[int], free: list[int])
         for seq, k in shares:
             got[owner_of[seq]] += k
         assert max(got.values()) - min(got.values()) <= 1
+
+
+def _queues(*batches: tuple[int, str | None]) -> Queues:
+    queues = Queues(["local", "slow"])
+    for seq, place in batches:
+        queues.add("a", seq, 100, place)
+    return queues
+
+
+def test_a_slow_place_never_takes_the_places_of_another() -> None:
+    """Its lines in flight count against its own wants only."""
+    queues = _queues((1, "slow"), (2, "local"))
+    wants = {"local": 4, "slow": 8}
+    assert sorted(queues.deal(100, wants, {})) == [("local", 2, 4), ("slow", 1, 8)]
+    assert queues.deal(100, wants, {"slow": 8}) == [("local", 2, 4)]
+    assert queues.deal(100, wants, {"slow": 8, "local": 4}) == []
+
+
+def test_what_all_may_have_together_is_shared_evenly() -> None:
+    """Also when one place came first and has everything: it gets no more until it is even."""
+    queues = _queues((1, "slow"), (2, "local"))
+    wants = {"local": 8, "slow": 8}
+    assert sorted(queues.deal(6, wants, {})) == [("local", 2, 3), ("slow", 1, 3)]
+    assert queues.deal(6, wants, {"slow": 5}) == [("local", 2, 1)]
+    assert _queues((1, "slow")).deal(6, wants, {}) == [("slow", 1, 6)]
+
+
+def test_one_line_at_a_time_alternates_between_places() -> None:
+    """With room for a single line, none waits for ever."""
+    queues = _queues((1, "slow"), (2, "local"))
+    wants = {"local": 8, "slow": 8}
+    assert [queues.deal(1, wants, {})[0][0] for _ in range(4)] == ["local", "slow"] * 2
+
+
+def test_a_batch_for_several_places_is_dry_at_one_alone() -> None:
+    """It stands in the turns of each, and leaves all of them at once."""
+    queues = _queues((1, None))
+    wants = {"local": 1, "slow": 1}
+    assert len(queues.deal(9, wants, {})) == 2
+    queues.dry(1, "slow")
+    assert queues.deal(9, wants, {}) == [("local", 1, 1)]
+    queues.wet(1)
+    assert len(queues.deal(9, wants, {})) == 2
+    queues.remove(1)
+    queues.wet_all()
+    assert len(queues) == 0
+
+
+@given(
+    st.integers(0, 60), st.dictionaries(st.sampled_from("abcde"), st.integers(0, 40), min_size=1)
+)
+def test_portions_use_what_there_is(total: int, wants: dict[str, int]) -> None:
+    """Nobody gets more than it wants, and nothing is left over that somebody wants."""
+    portions = portioned(total, wants)
+    assert all(portions[place] <= wants[place] for place in wants)
+    if total >= len(wants):
+        assert sum(portions.values()) == min(total, sum(wants.values()))
+    assert all(portions[place] >= 1 for place in wants if wants[place])

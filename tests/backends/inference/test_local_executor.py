@@ -9,6 +9,7 @@ import pytest
 from tests.backends.inference.conftest import CHAT, Watched, chat
 from tidemill.backends.executors import LocalExecutor
 from tidemill.backends.inference import LocalInference
+from tidemill.backends.routed import RoutedInference
 from tidemill.types import Answer, BatchParams, Lane, Lease, Refusal
 
 pytestmark = pytest.mark.anyio
@@ -43,7 +44,7 @@ async def test_a_line_runs_in_the_batch_lane_for_its_owner(
     inference: LocalInference, echo: Watched
 ) -> None:
     """Owner, lane and the batch's defaults reach the engine."""
-    outcome = await LocalExecutor(inference).execute(
+    outcome = await LocalExecutor(RoutedInference([inference])).execute(
         lease(line("a b c"), BatchParams(max_decoding_length=2))
     )
     assert isinstance(outcome, Answer)
@@ -53,7 +54,7 @@ async def test_a_line_runs_in_the_batch_lane_for_its_owner(
 
 async def test_a_bug_is_one_lines_failure(inference: LocalInference) -> None:
     """An unexpected exception is a refusal that may be retried."""
-    outcome = await LocalExecutor(inference).execute(lease(line("!crash")))
+    outcome = await LocalExecutor(RoutedInference([inference])).execute(lease(line("!crash")))
     assert isinstance(outcome, Refusal)
     assert (outcome.status_code, outcome.code, outcome.retry) == (500, "internal_error", True)
 
@@ -61,11 +62,13 @@ async def test_a_bug_is_one_lines_failure(inference: LocalInference) -> None:
 @pytest.mark.parametrize("raw", [b"", b"[1]", b'{"custom_id":"c"}', b"\xff", b'{"body":"x"}'])
 async def test_a_line_that_cannot_be_read_is_refused(inference: LocalInference, raw: bytes) -> None:
     """Nothing in a line's bytes makes the executor raise."""
-    outcome = await LocalExecutor(inference).execute(lease(raw))
+    outcome = await LocalExecutor(RoutedInference([inference])).execute(lease(raw))
     assert isinstance(outcome, Refusal)
     assert outcome.status_code == 400
 
 
 async def test_capacity_keeps_the_engine_busy(inference: LocalInference, echo: Watched) -> None:
     """As many lines wait next in line as run."""
-    assert LocalExecutor(inference).capacity == 2 * echo.status().slots
+    assert LocalExecutor(RoutedInference([inference])).capacities == {
+        "local": 2 * echo.status().slots
+    }

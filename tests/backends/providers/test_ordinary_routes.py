@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import anyio
 import openai
 import pytest
 from worlds.house import Open, line
@@ -106,3 +107,23 @@ async def test_a_broken_provider_spends_a_lines_attempts(
         (row,) = (await house.rows(ended.error_file_id)).values()
         assert row["response"]["status_code"] == 502
     assert world.calls("chat.completions") == 2
+
+
+async def test_a_slow_provider_does_not_stand_in_the_way_of_what_runs_here(
+    server: Open, world: ProviderWorld
+) -> None:
+    """Lines here run while all of the provider's places are taken; also within one file."""
+    world.fail("chat.completions", times=4, kind="hang")
+    async with server(STANDARD | {"concurrency": 4}, max_pool_size=8) as house:
+        slow = await house.start(*(line(str(n), model="big") for n in range(40)))
+        quick = await house.start(*(line(str(n), model="echo") for n in range(40)))
+        assert (await house.until(quick.id)).status == "completed"
+        mixed = [line(f"big{n}", model="big") for n in range(40)]
+        both = await house.start(*mixed, *(line(str(n), model="echo") for n in range(40)))
+        seen = await house.until(both.id, "in_progress")
+        with anyio.fail_after(10):
+            while seen.request_counts is None or seen.request_counts.completed < 40:
+                seen = await house.client.batches.retrieve(both.id)
+        for batch in (slow, both):
+            await house.client.batches.cancel(batch.id)
+    assert world.calls("chat.completions") == 4
