@@ -119,8 +119,8 @@ async def test_c53_refused_or_never_run(world: World) -> None:
 
 async def test_c54_an_expired_batch_keeps_what_was_finished(open_world: Open) -> None:
     """Settled, counted, and downloadable."""
-    async with open_world(window_seconds=1, batch_local_concurrency=2) as world:
-        batch = await ended(world, line("a") + line("b") + line("c", "!sleep 1.5 x"))
+    async with open_world(window_seconds=2, batch_local_concurrency=2) as world:
+        batch = await ended(world, line("a") + line("b") + line("c", "!sleep 2.5 x"))
         late = await ended(
             world, b"".join(line(str(n), "!sleep 0.4 x" if n > 1 else "x") for n in range(30))
         )
@@ -168,8 +168,8 @@ async def test_c60_counts_reconcile_in_every_end(open_world: Open) -> None:
     """Completed, cancelled, expired: nothing is lost and nothing is there twice. A batch that
     failed ran no line and counts none."""
     mixed = b"".join(line(str(n), "!status 400" if n % 3 else "x") for n in range(40))
-    slow = mixed + b"".join(line(f"s{n}", "!sleep 0.6 x") for n in range(10))
-    async with open_world(window_seconds=2, batch_local_concurrency=2) as world:
+    slow = mixed + b"".join(line(f"s{n}", "!sleep 1 x") for n in range(10))
+    async with open_world(window_seconds=3, batch_local_concurrency=2) as world:
         completed = await ended(world, mixed)
         assert completed["status"] == "completed"
         await reconciles(world, completed, 40)
