@@ -573,7 +573,7 @@ class Provider:
                 }
                 error.append(row)
         output.reverse()  # the order of results is not promised
-        batch |= {"status": status, f"{status}_at": now}
+        batch |= {"status": status, f"{status}_at": now - outcome.get("ago", 0)}
         if outcome.get("problems"):
             batch["errors"] = {"object": "list", "data": outcome["problems"]}
         failed = sum(1 for row in error if row["response"])

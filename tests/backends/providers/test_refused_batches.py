@@ -158,3 +158,75 @@ async def test_a_batch_that_fails_there_for_its_own_fault_fails_here(
         assert ended.errors.data is not None
         assert (ended.errors.data[0].code, ended.errors.data[0].line) == ("invalid_request", 1)
         assert ended.output_file_id is None
+
+
+async def test_a_batch_that_does_not_fit_here_now_is_not_created(
+    server: Open, world: ProviderWorld
+) -> None:
+    """Refused there, and no room here: 429, as for any batch; once there is room it runs."""
+    world.set(models={"dep-41": {"batch": False}})
+    async with server(max_intake_capacity=10) as house:
+        pool = house.server.runner.intake_pool
+        reserved = pool.reserve(9)
+        file = await house.upload(line("a", model="echo"), line("b", model="echo"))
+        with pytest.raises(openai.RateLimitError) as refused:
+            await house.create(file.id)
+        assert refused.value.response.headers["retry-after"] == "30"
+        assert (await house.client.batches.list()).data == []
+        pool.release(reserved)
+        assert (await house.until((await house.create(file.id)).id)).status == "completed"
+        assert pool.size == 0
+
+
+async def test_a_batch_that_can_never_fit_here_stays_refused(
+    server: Open, world: ProviderWorld
+) -> None:
+    """At create the provider's refusal is passed on; later the batch has failed with both
+    reasons."""
+    lines = [line(str(n), model="echo") for n in range(4)]
+    world.set(models={"dep-41": {"batch": False}})
+    async with server(max_intake_capacity=3) as house:
+        file = await house.upload(*lines)
+        with pytest.raises(openai.BadRequestError, match="'echo' is not supported"):
+            await house.create(file.id)
+        await house.server.providers.eligibility.forget("up")
+        world.set(refuse_later=True)
+        ended = await house.until((await house.create(file.id)).id)
+        assert ended.status == "failed"
+        assert ended.errors is not None
+        assert ended.errors.data is not None
+        assert [p.code for p in ended.errors.data] == ["model_not_found", "capacity_exceeded"]
+
+
+async def test_a_batch_that_was_accepted_comes_back_although_it_is_full_here(
+    server: Open, world: ProviderWorld
+) -> None:
+    """It counts, so that new batches wait for it."""
+    world.set(models={"dep-41": {"batch": False}}, refuse_later=True, hold="validating")
+    async with server(max_intake_capacity=4) as house:
+        pool = house.server.runner.intake_pool
+        batch = await house.start(*(line(str(n), model="echo") for n in range(3)))
+        reserved = pool.reserve(3)
+        world.set(hold=None)
+        ended = await house.until(batch.id)
+        assert ended.status == "completed"
+        assert ended.model_extra["tidemill_execution"] == "local"
+        pool.release(reserved)
+        assert pool.size == 0
+
+
+async def test_a_cancel_meets_a_batch_on_its_way_here(server: Open, world: ProviderWorld) -> None:
+    """The provider has failed it, and nobody had looked: it is cancelled where it runs by then."""
+    problem = {"code": "model_not_found", "message": "The model went away.", "line": None}
+    world.set(outcome={"status": "failed", "finish": 1, "problems": [problem]})
+    async with server(provider_refresh_s=60.0) as house:
+        batch = await house.start(*(line(str(n), "!sleep 0.2", model="echo") for n in range(30)))
+        for _ in range(4):
+            world.ask("GET", f"/v1/batches/{next(iter(world.state()['batches']))}")
+        assert (await house.client.batches.cancel(batch.id)).status in ("cancelling", "cancelled")
+        ended = await house.until(batch.id)
+        assert ended.status == "cancelled"
+        counts = ended.request_counts
+        assert counts is not None
+        assert counts.completed + counts.failed == counts.total == 30
+        assert "0" in await house.rows(ended.output_file_id)
