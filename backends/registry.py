@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
+from tidemill import access
 from tidemill.backends.provider import ProviderBackend
-from tidemill.errors import Forbidden, NotSupported, ProviderUnavailable
+from tidemill.errors import BadRequest, Forbidden, NotSupported, ProviderUnavailable
 from tidemill.estimates import Examination
 from tidemill.ports import Backend
-from tidemill.types import BatchRecord, FileRecord, NewBatch, Upload
+from tidemill.types import BatchRecord, Execution, FileRecord, NewBatch, Principal, Upload
 
 Examine = Callable[[Upload], Awaitable[Examination]]
 
@@ -41,15 +42,39 @@ class BackendRegistry:
 
     def _refuse_early(self, upload: Upload) -> None:
         if upload.provider is not None and not self._is_provider(upload.provider):
-            raise Forbidden(
-                f"The key may not use a provider named '{upload.provider}'.",
-                param="X-Tidemill-Provider",
-                code="provider_not_permitted",
-            )
+            raise _not_permitted(upload.provider)
         if upload.execution == "provider" and not any(map(self._is_provider, self._backends)):
             raise NotSupported(
                 "No provider with a batch API is configured; send X-Tidemill-Execution: auto or "
                 "local to run the batch here."
+            )
+
+    def agree(
+        self, file: FileRecord, who: Principal, execution: Execution, provider: str | None
+    ) -> None:
+        """Whether a create may ask for this of a file whose place was decided at upload.
+
+        Raises ``Forbidden`` for a provider that is unknown or not permitted, ``NotSupported`` when
+        a provider is demanded and the file runs here, and ``BadRequest`` for another place.
+        """
+        placed = file.facts.placement
+        if provider is not None and not (
+            self._is_provider(provider) and access.uses(who.limits, provider)
+        ):
+            raise _not_permitted(provider)
+        if execution == "provider" and placed.execution == "local":
+            raise NotSupported(
+                f"The file runs here: {placed.reason}. Where a batch runs is decided when its file "
+                "is uploaded; send X-Tidemill-Execution there.",
+                code="model_not_available_for_batch",
+            )
+        elsewhere = provider is not None and provider != placed.provider
+        if placed.execution == "provider" and (execution == "local" or elsewhere):
+            raise BadRequest(
+                f"The file was placed at provider '{placed.provider}'. Where a batch runs is "
+                "decided when its file is uploaded; upload it again with the header.",
+                param="X-Tidemill-Execution" if execution == "local" else "X-Tidemill-Provider",
+                code="placement_mismatch",
             )
 
     def named(self, name: str) -> Backend:
@@ -64,6 +89,14 @@ class BackendRegistry:
 
     def _is_provider(self, name: str) -> bool:
         return isinstance(self._backends.get(name), ProviderBackend)
+
+
+def _not_permitted(provider: str) -> Forbidden:
+    return Forbidden(
+        f"The key may not use a provider named '{provider[:100]}'.",
+        param="X-Tidemill-Provider",
+        code="provider_not_permitted",
+    )
 
 
 class Departed:

@@ -13,6 +13,7 @@ from tidemill.access import BATCH
 from tidemill.errors import BadRequest, NotFound
 from tidemill.handlers import allowance, creation, estimation, trail
 from tidemill.handlers.deps import Connection, Incoming, body, principal, services, whole_number
+from tidemill.handlers.files import execution_asked, provider_asked
 from tidemill.types import BatchRecord, FileRecord, NewBatch, Page
 
 MAX_BODY_BYTES = 1024 * 1024
@@ -40,6 +41,7 @@ async def create_batch(request: Incoming) -> dict[str, Any]:
             code="invalid_request",
         )
     _check_file(file, asked.endpoint)
+    given.backends.agree(file, who, execution_asked(request), provider_asked(request))
     allowance.batch(given, who, file)
     hold = await estimation.reservation(
         given,

@@ -14,12 +14,11 @@ from tidemill.errors import BadRequest, NotFound, TooLarge
 from tidemill.handlers import allowance, trail
 from tidemill.handlers.deps import Connection, Incoming, principal, services, whole_number
 from tidemill.handlers.form import UploadForm
-from tidemill.types import FileRecord, NewFile, Page, Placement, Upload
+from tidemill.types import Execution, FileRecord, NewFile, Page, Placement, Upload
 
 _ID = re.compile(r"file-[A-Za-z0-9_-]{1,200}")
 _FORM_OVERHEAD = 1024 * 1024
 
-Execution = Literal["auto", "local", "provider"]
 _EXECUTIONS: dict[str, Execution] = {
     "auto": "auto",
     "local": "local",

@@ -20,6 +20,7 @@ from tidemill.types import (
     BatchStatus,
     Embedded,
     Embedding,
+    Execution,
     FileFacts,
     FileRecord,
     Generation,
@@ -38,6 +39,7 @@ from tidemill.types import (
     Page,
     Piece,
     Placement,
+    Principal,
     Problem,
     Purse,
     ReplicaStatus,
@@ -92,6 +94,12 @@ class Registry(Protocol):
     async def examine(self, upload: Upload) -> Examination:
         """Check an upload and decide where its batch would run, as ``accept`` does; keep
         nothing."""
+
+    def agree(
+        self, file: FileRecord, who: Principal, execution: Execution, provider: str | None
+    ) -> None:
+        """Whether a create may ask for this of a file whose place was decided at upload. Raises
+        ``Forbidden``, ``NotSupported`` or ``BadRequest`` where it would have to be ignored."""
 
     def named(self, name: str) -> Backend:
         """The backend of a file's or batch's placement. Raises ``NotFound`` when it is gone."""

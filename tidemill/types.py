@@ -147,6 +147,10 @@ class LineState(StrEnum):
 # --- placement --------------------------------------------------------------------------------
 
 
+Execution = Literal["auto", "local", "provider"]
+"""What a client asks for: forward where possible, run here, or forward or fail."""
+
+
 class Placement(Record, frozen=True, kw_only=True):
     """Where a file's batch runs, and why, in words for the client."""
 
@@ -223,7 +227,7 @@ class Upload(Record, frozen=True, kw_only=True):
     new: NewFile
     body: AsyncIterator[bytes]
     principal: Principal
-    execution: Literal["auto", "local", "provider"] = "auto"
+    execution: Execution = "auto"
     provider: str | None = None
     validation: Literal["upload", "batch"] = "upload"
     expiry: Callable[[], int | None] | None = None

@@ -134,3 +134,32 @@ async def test_a_keys_limits_decide_with(
 
 async def _one() -> AsyncIterator[bytes]:
     yield line("a", model="echo")
+
+
+@pytest.mark.parametrize(
+    ("model", "header", "value", "expected"),
+    [
+        ("big", "X-Tidemill-Provider", "nobody", "403 provider_not_permitted"),
+        ("echo", "X-Logos-Provider", "nobody", "403 provider_not_permitted"),
+        ("echo", "X-Tidemill-Provider", "up", None),
+        ("big", "X-Tidemill-Provider", "other", "400 placement_mismatch"),
+        ("big", "X-Tidemill-Execution", "provider", None),
+        ("echo", "X-Tidemill-Execution", "provider", "501 model_not_available_for_batch"),
+        ("echo", "X-Logos-Batch-Execution", "logos", None),
+        ("big", "X-Logos-Batch-Execution", "logos", "400 placement_mismatch"),
+        ("big", "X-Tidemill-Execution", "elsewhere", "400 invalid_value"),
+    ],
+)
+async def test_a_create_that_asks_for_another_place_is_not_ignored(
+    server: Open, world: ProviderWorld, model: str, header: str, value: str, expected: str | None
+) -> None:
+    """The file's place was decided at upload: what agrees with it passes, the rest is refused."""
+    other = {"name": "other", "models": {"else": "gpt-4.1"}}
+    async with server({"models": {"big": {"batch": "gpt-4.1"}}}, other) as house:
+        file = await house.upload(line("a", model=model))
+        try:
+            await house.create(file.id, extra_headers={header: value})
+            found = None
+        except openai.APIStatusError as refused:
+            found = f"{refused.status_code} {refused.code}"
+        assert found == expected
