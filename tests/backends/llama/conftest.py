@@ -1,4 +1,4 @@
-"""One engine process and one model in this process, shared by all tests of the llama engine."""
+"""One engine process and one model in this process, shared by tests of the llama engine."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from tidemill.backends.llama.weights import resolve
 from tidemill.types import EngineSpec
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def anyio_backend() -> str:
-    """Session-wide, as the engine that lives on its event loop."""
+    """As long as the engine that lives on its event loop, and no longer: a loop left open would
+    meet tests that start their own."""
     return "asyncio"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 async def engine(anyio_backend: str) -> AsyncIterator[LlamaReplica]:
     """A small engine: four slots of 256 tokens on one thread."""
     replica = LlamaReplica(EngineSpec(model="smollm2", slots=4, context_length=256, threads=1))
@@ -27,7 +28,7 @@ async def engine(anyio_backend: str) -> AsyncIterator[LlamaReplica]:
     await replica.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def model() -> Iterator[Any]:
     """The weights, loaded into this process, for tests below the replica."""
     from tidemill.backends.llama.model import Model, silence

@@ -15,7 +15,7 @@ from worlds.provider import API_KEY, ProviderWorld
 from tidemill.settings import Settings
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def provider_process() -> Iterator[ProviderWorld]:
     with ProviderWorld() as world:
         yield world
