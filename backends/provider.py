@@ -143,13 +143,7 @@ class ProviderBackend:
                 return self.shown(batch)  # the repetition of a create whose answer was lost
             model = new.file.facts.models[0] if len(new.file.facts.models) == 1 else None
             await self._store.batches.model(batch.seq, model, new.file.facts.lines)
-            up = UpstreamBatch(
-                batch_seq=batch.seq,
-                batch_id=batch.id,
-                provider=self.name,
-                intended_at=clock.now(),
-            )
-            await self._store.upstream.keep_batch(up)
+            up = await self._intend(batch, clock.now())
             try:
                 up = await self._creation.create(batch, up)
             except ProviderFailed as failed:
@@ -159,6 +153,11 @@ class ProviderBackend:
                 raise
             self._watch(batch.seq, min(self._refresh_s, self._interval_s))
             return self.shown(await self._fresh(batch))
+
+    async def adopt(self, batch: BatchRecord) -> None:
+        """Take a batch that was opened elsewhere; the provider gets it at the next look."""
+        await self._intend(batch, clock.now())
+        self._watch(batch.seq, 0.0)
 
     async def refresh(self, batch: BatchRecord) -> BatchRecord:
         """The record, looked up at the provider at most once every few seconds, whoever asks."""
@@ -230,14 +229,7 @@ class ProviderBackend:
             if batch.placement.backend != self.name:
                 continue
             if batch.seq not in known:  # died between our row and the intent
-                await self._store.upstream.keep_batch(
-                    UpstreamBatch(
-                        batch_seq=batch.seq,
-                        batch_id=batch.id,
-                        provider=self.name,
-                        intended_at=batch.created_at,
-                    )
-                )
+                await self._intend(batch, batch.created_at)
                 known.add(batch.seq)
         for batch_seq in known:  # also those that ended here before that was said of their provider
             self._watch(batch_seq, jittered(soon_s, by=1.0))
@@ -375,6 +367,13 @@ class ProviderBackend:
         return await self._fresh(batch)
 
     # --- small things -------------------------------------------------------------------------
+
+    async def _intend(self, batch: BatchRecord, at: int) -> UpstreamBatch:
+        up = UpstreamBatch(
+            batch_seq=batch.seq, batch_id=batch.id, provider=self.name, intended_at=at
+        )
+        await self._store.upstream.keep_batch(up)
+        return up
 
     async def _fresh(self, batch: BatchRecord) -> BatchRecord:
         return await self._store.batches.get(batch.id, None) or batch

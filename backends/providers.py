@@ -23,7 +23,15 @@ from tidemill.providers import Provider, parse
 from tidemill.scheduler.reconciler import Reconciler
 from tidemill.scheduler.retry import Gate
 from tidemill.settings import Settings
-from tidemill.types import FileFacts, Limits, Upload
+from tidemill.types import (
+    BatchRecord,
+    Execution,
+    FileFacts,
+    FileRecord,
+    Limits,
+    Placement,
+    Upload,
+)
 
 
 class Providers:
@@ -81,16 +89,55 @@ class Providers:
         return any(model in provider.batch_models() for provider in self.configured)
 
     async def place(self, facts: FileFacts, upload: Upload, here: RoutedInference) -> FileFacts:
-        """The facts of a checked file with its placement, as far as the key's limits allow.
+        """The facts of a file with its placement, as far as the key's limits allow.
 
-        ``here`` says what can be run from here, and where. Raises as ``placement.place``, and
+        ``here`` says what can be run from here, and where. A file that is not checked yet has no
+        models to go by: it is placed when its batch is. Raises as ``placement.place``, and
         ``Forbidden`` for a model that the key may use nowhere that serves it.
         """
-        models, limits = frozenset(facts.models), upload.principal.limits
+        limits = upload.principal.limits
+        if facts.checked:
+            asked = (upload.execution, upload.provider)
+            return await self._placed(facts, limits, *asked, here)
+        if upload.provider is not None and not access.uses(limits, upload.provider):
+            raise Forbidden(
+                f"The key may not use a provider named '{upload.provider}'.",
+                param="X-Tidemill-Provider",
+                code="provider_not_permitted",
+            )
+        return msgspec.structs.replace(
+            facts,
+            placement=Placement(reason="its models are known when a batch checks it"),
+            asked=upload.execution,
+            asked_provider=upload.provider,
+        )
+
+    async def place_late(
+        self, batch: BatchRecord, file: FileRecord, facts: FileFacts, here: RoutedInference
+    ) -> FileFacts:
+        """The placement of a file that its batch has just checked; raises as ``place``."""
+        grant = None if batch.key_id is None else await self._store.accounts.grant(batch.key_id)
+        limits = () if grant is None else access.limits(grant)
+        asked = (file.facts.asked, file.facts.asked_provider)
+        return await self._placed(facts, limits, *asked, here)
+
+    async def adopt(self, batch: BatchRecord) -> None:
+        """A batch that was placed late goes to its provider now."""
+        await self.backends[batch.placement.backend].adopt(batch)
+
+    async def _placed(
+        self,
+        facts: FileFacts,
+        limits: Sequence[Limits],
+        execution: Execution,
+        provider: str | None,
+        here: RoutedInference,
+    ) -> FileFacts:
+        models = frozenset(facts.models)
         candidates: tuple[Candidate, ...] = ()
-        if facts.checked and upload.execution != "local":
+        if execution != "local":
             candidates = await self._candidates(models, limits)
-        elif upload.provider is not None:
+        elif provider is not None:
             candidates = tuple(
                 Candidate(name=name, permitted=access.uses(limits, name)) for name in self.dialects
             )
@@ -113,8 +160,8 @@ class Providers:
             models=models,
             runs_here=runs_here,
             candidates=candidates,
-            execution=upload.execution,
-            provider=upload.provider,
+            execution=execution,
+            provider=provider,
             prefer=self._settings.prefer,
         )
         return msgspec.structs.replace(facts, placement=place(question))

@@ -62,6 +62,8 @@ class BackendRegistry:
             self._is_provider(provider) and access.uses(who.limits, provider)
         ):
             raise _not_permitted(provider)
+        if not file.facts.checked:
+            return  # placed once its models are known, as its upload asked
         if execution == "provider" and placed.execution == "local":
             raise NotSupported(
                 f"The file runs here: {placed.reason}. Where a batch runs is decided when its file "

@@ -7,7 +7,7 @@ already is left as it is, so a crash in the middle costs one more reading.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -19,6 +19,9 @@ from tidemill.scheduler.admission import IntakePool
 from tidemill.types import BatchRecord, BatchStatus, FileFacts, FileRecord, Problem
 
 log = structlog.get_logger()
+
+PlaceLate = Callable[[BatchRecord, FileRecord, FileFacts], Awaitable[FileFacts]]
+"""Where a file that was just checked runs; raises when nowhere."""
 
 _VALIDATING = frozenset({BatchStatus.VALIDATING})
 # A checked file was within the limits then; its batch must not fail because they shrank since.
@@ -35,14 +38,19 @@ class Intake:
         *,
         knows: Callable[[str], bool] | None = None,
         max_lines: int = _NO_LIMIT,
+        place: PlaceLate | None = None,
     ) -> None:
         self._store = store
         self.pool = pool
         self._knows = knows
         self._max_lines = max_lines
+        self._place = place
 
     async def read(self, batch: BatchRecord, reserved: int | None) -> BatchRecord | None:
         """Bring a batch's lines in; returns the batch as it then is, or None when it failed.
+
+        One whose file is checked only now may turn out to belong to a provider: it is returned
+        with that placement, and without lines.
 
         ``reserved`` is what the intake pool holds for it; None: nothing yet (after a restart).
         A batch that is cancelled or expires meanwhile is read to its end, because each of its
@@ -73,6 +81,11 @@ class Intake:
             reserved = file.facts.lines
             self.pool.reserved += reserved  # it had its place before the restart
         try:
+            if not file.facts.checked:
+                placed = await self._check(batch, file)
+                if placed.placement.execution != "local":
+                    self.pool.release(reserved)
+                    return placed
             total, model = await self._add(batch, file)
         except InvalidFile as error:
             return await self._fail(batch, reserved, *error.problems)
@@ -86,10 +99,18 @@ class Intake:
         self.pool.add(total)
         return moved or await self._store.batches.get(batch.id, None)
 
+    async def _check(self, batch: BatchRecord, file: FileRecord) -> BatchRecord:
+        """A first pass that adds nothing: no line may run, or be in the way, of a bad file."""
+        checker = self._checker(batch, self._max_lines, self._knows)
+        facts = await self._pass(file, checker, None)
+        current = await self._store.batches.get(batch.id, None) or batch
+        if self._place is None or current.status is not BatchStatus.VALIDATING:
+            return current
+        facts = await self._place(batch, file, facts)
+        await self._store.batches.place(batch.seq, facts.placement, facts)
+        return await self._store.batches.get(batch.id, None) or batch
+
     async def _add(self, batch: BatchRecord, file: FileRecord) -> tuple[int, str | None]:
-        if not file.facts.checked:
-            # A first pass that adds nothing: no line may run, or be in the way, of a bad file.
-            await self._pass(file, self._checker(batch, self._max_lines, self._knows), None)
         checker = self._checker(batch, _NO_LIMIT, None)
         facts = await self._pass(file, checker, batch)
         return facts.lines, facts.models[0] if len(facts.models) == 1 else None

@@ -46,6 +46,10 @@ _STORE_RETRY_S = 1.0
 """Pause after the store refused a change (disk full, say); what was to be done is kept."""
 
 
+HandOver = Callable[[BatchRecord], Awaitable[None]]
+"""Takes a batch that turned out to belong to a provider."""
+
+
 async def persist(step: Callable[[], Awaitable[None]], what: str) -> None:
     """Run an endless loop for ever: what it throws is logged and it begins again.
 
@@ -62,7 +66,15 @@ async def persist(step: Callable[[], Awaitable[None]], what: str) -> None:
 class Lifecycle:
     """Knows all local batches of this server that are not terminal."""
 
-    def __init__(self, store: Store, intake: Intake, lease_bell: Bell, executor: Executor) -> None:
+    def __init__(
+        self,
+        store: Store,
+        intake: Intake,
+        lease_bell: Bell,
+        executor: Executor,
+        hand_over: HandOver | None = None,
+    ) -> None:
+        self._hand_over = hand_over
         self._store = store
         self._intake = intake
         self._lease_bell = lease_bell
@@ -165,12 +177,16 @@ class Lifecycle:
         while True:
             try:
                 after = await self._intake.read(batch, reserved)
+                if after is not None and after.placement.execution != "local":
+                    assert self._hand_over is not None, "without it nothing is placed late"
+                    await self._hand_over(after)
                 break
             except Exception:
                 log.exception("reading interrupted; it will be repeated", batch=batch.id)
                 await anyio.sleep(_STORE_RETRY_S)
         self._reading.discard(batch.seq)
-        if after is None or after.status in TERMINAL:
+        elsewhere = after is not None and after.placement.execution != "local"
+        if after is None or after.status in TERMINAL or elsewhere:
             self._forget(batch.seq)
         elif after.status is BatchStatus.IN_PROGRESS:
             self._let_run(after)

@@ -22,8 +22,8 @@ from tidemill.crash import crash_point
 from tidemill.ports import Executor, Store
 from tidemill.scheduler.admission import DrainRate, IntakePool, SchedulingPool
 from tidemill.scheduler.bell import Bell
-from tidemill.scheduler.intake import Intake
-from tidemill.scheduler.lifecycle import Lifecycle, persist
+from tidemill.scheduler.intake import Intake, PlaceLate
+from tidemill.scheduler.lifecycle import HandOver, Lifecycle, persist
 from tidemill.types import (
     Answer,
     BatchRecord,
@@ -56,6 +56,8 @@ class Runner:
         concurrency: int = 0,
         knows: Callable[[str], bool] | None = None,
         max_lines: int = 1 << 62,
+        place: PlaceLate | None = None,
+        hand_over: HandOver | None = None,
     ) -> None:
         self._store = store
         self._executor = executor
@@ -67,8 +69,8 @@ class Runner:
         self.intake_pool = IntakePool(max_intake_capacity, self.rate)
         self.pool = SchedulingPool(max_pool_size)
         self._bell, self._finished = Bell(), Bell()
-        intake = Intake(store, self.intake_pool, knows=knows, max_lines=max_lines)
-        self._batches = Lifecycle(store, intake, self._bell, executor)
+        intake = Intake(store, self.intake_pool, knows=knows, max_lines=max_lines, place=place)
+        self._batches = Lifecycle(store, intake, self._bell, executor, hand_over)
         self.rows = self._batches.rows
         self._leases: dict[int, Lease] = {}
         self._places: dict[int, str] = {}

@@ -133,10 +133,16 @@ class SqliteBatches:
         values = {"seq": seq, "model": model, "total": total}
         await self._writer.run(lambda tx: tx.run(_Q["model"], values).rowcount)
 
-    async def place(self, seq: int, placement: Placement) -> None:
-        """Change where a batch runs."""
-        values = {"seq": seq, "placement": text(placement)}
-        await self._writer.run(lambda tx: tx.run(_Q["place"], values).rowcount)
+    async def place(self, seq: int, placement: Placement, facts: FileFacts | None = None) -> None:
+        """Change where a batch runs, and what is known of its input, in one commit."""
+
+        def write(tx: Tx) -> None:
+            tx.run(_Q["place"], {"seq": seq, "placement": text(placement)})
+            if facts is not None:
+                file_seq = tx.one(_Q["by_seq"], {"seq": seq})["input_file_seq"]
+                tx.run(_F["check"], {"seq": file_seq, "facts": text(facts)})
+
+        await self._writer.run(write)
 
     async def _one(self, query: str, values: dict[str, Any]) -> BatchRecord | None:
         row = await self._readers.run(lambda conn: conn.execute(_Q[query], values).fetchone())

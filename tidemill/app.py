@@ -100,6 +100,10 @@ async def running(settings: Settings) -> AsyncGenerator[Server]:
                 prices=catalogue,
                 where=inference.where,
             )
+
+            def knows(model: str) -> bool:
+                return inference.knows(model) or providers.batches(model)
+
             runner = Runner(
                 store,
                 executor,
@@ -108,13 +112,15 @@ async def running(settings: Settings) -> AsyncGenerator[Server]:
                 max_line_attempts=settings.max_line_attempts,
                 lease_s=settings.lease_seconds,
                 concurrency=settings.batch_local_concurrency,
-                knows=inference.knows,
+                knows=knows,
                 max_lines=settings.max_batch_requests,
+                place=partial(providers.place_late, here=inference),
+                hand_over=providers.adopt,
             )
             local = LocalBackend(
                 store,
                 runner,
-                knows=lambda model: inference.knows(model) or providers.batches(model),
+                knows=knows,
                 max_bytes=settings.max_batch_file_bytes,
                 max_lines=settings.max_batch_requests,
                 place=partial(providers.place, here=inference),

@@ -297,8 +297,9 @@ class Batches(Protocol):
         """Record what validation found: the one model of all lines (or None) and how many lines
         there are."""
 
-    async def place(self, seq: int, placement: Placement) -> None:
-        """Change where a batch runs (a provider refused it later)."""
+    async def place(self, seq: int, placement: Placement, facts: FileFacts | None = None) -> None:
+        """Change where a batch runs: a provider refused it later, or its input was checked only
+        now, with these ``facts``."""
 
 
 class Lines(Protocol):

@@ -202,6 +202,9 @@ class FileFacts(Record, frozen=True, kw_only=True):
     placement: Placement = Placement()
     checked: bool = True
     """False when ``validation = "batch"`` left the checking to the batch."""
+    asked: Execution = "auto"
+    """Of an unchecked file: where its batch shall run, once its models are known."""
+    asked_provider: str | None = None
 
 
 class FileRecord(Record, frozen=True, kw_only=True):

@@ -54,6 +54,10 @@ WHERE input_file_seq = :seq
 AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling', 'expiring')
 ORDER BY seq LIMIT 1;
 
+-- name: check
+-- What a later check found.
+UPDATE files SET facts = :facts WHERE seq = :seq;
+
 -- name: delete
 UPDATE files SET deleted_at = :now WHERE seq = :seq AND deleted_at IS NULL;
 
