@@ -16,6 +16,7 @@ import pytest
 from tests.cli.conftest import Run
 from tests.worlds.requests import chat, jsonl, rows, said
 from tests.worlds.server import Server
+from tidemill.cli.screen import program
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_an_embedded_server_answers_a_file(tidemill: Run, requests: Path, tmp_pa
         ["bad", "(status_418) The prompt asked for status 418."],
         ["a", "one"],
     ]
-    assert "2 of 3 lines answered, 1 not" in ran.err
+    assert "2 of 3 lines answered, 1 failed in " in ran.err
     incremental = re.search(r"incremental file: (\S+)", ran.err)
     assert incremental is not None
     assert Path(incremental[1]).read_bytes() == (tmp_path / "out.jsonl").read_bytes()
@@ -188,3 +189,26 @@ def test_ctrl_c_says_how_to_go_on_and_resume_does(tmp_path: Path) -> None:
     )
     assert resumed.returncode == 0, resumed.stderr
     assert set(rows((tmp_path / "out.jsonl").read_bytes())) == {str(n) for n in range(20)}
+
+
+def test_a_batch_that_had_ended_is_only_fetched(
+    tidemill: Run, live: Server, requests: Path
+) -> None:
+    """The work of an earlier run is not the speed of this one."""
+    tidemill("run", requests, "-o", "out.jsonl", "--url", live.base_url)
+    batch = tidemill("batches", "list", "--url", live.base_url).out.split("\t")[0]
+    ran = tidemill("run", "--resume", batch, "-o", "again.jsonl", "--url", live.base_url)
+    assert ran.code == 0
+    assert "2 of 3 lines answered, 1 failed, all before.\n" in ran.err
+    assert "lines/s," not in ran.err
+    gone = tidemill("run", "--resume", "batch_none", "-o", "o", "--url", live.base_url)
+    assert (gone.code, "No such Batch" in gone.err) == (1, True)
+
+
+def test_advice_can_be_pasted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With the path of the command, where the shell would not find it by its name."""
+    monkeypatch.setattr(sys, "argv", [".venv/bin/tidemill", "run"])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert program() == ".venv/bin/tidemill"
+    (tmp_path / "tidemill").touch(mode=0o755)
+    assert program() == "tidemill"

@@ -108,13 +108,15 @@ def _ask(path: Path, url: str, api_key: str | None, as_json: bool) -> None:
 
 def _report(found: dict[str, Any]) -> None:
     placement, cost = found["placement"], found["cost"]
-    where = placement["provider"] or "here"
+    provider = placement["provider"]
+    where = "here" if provider is None else f"at {provider}"
+    reason = placement["reason"].removeprefix(f"{provider}: ")
     table(
         ("", ""),
         [
             ("lines", found["lines"]),
             ("endpoint", found["endpoint"]),
-            ("would run", f"{where}: {placement['reason']}"),
+            ("would run", f"{where}: {reason}"),
             ("cost", f"about {cost['estimate']} {cost['currency']}"),
             ("at batch rate", cost["batch"]),
             ("at standard rate", cost["standard"]),

@@ -127,7 +127,10 @@ def revoke(key_id: str, config: Path | None, storage_path: str | None) -> None:
 
     async def act(office: Office) -> None:
         if not await office.keys.revoke(key_id):
-            raise Failed(f"There is no key {key_id} that could be revoked")
+            raise Failed(
+                f"There is no key with the id {key_id} that could be revoked; 'tidemill keys "
+                "list' shows them"
+            )
         await noted(office, "key.revoked", key_id)
 
     on_office(config, storage_path, act)
@@ -154,7 +157,7 @@ def change(
     async def act(office: Office) -> KeyRecord:
         grant = await office.accounts.grant(key_id)
         if grant is None:
-            raise Failed(f"There is no key {key_id}")
+            raise Failed(f"There is no key with the id {key_id}; 'tidemill keys list' shows them")
         wanted = changed_limits(grant.key.limits, given)
         changed = await office.keys.change(key_id, name=name, limits=wanted)
         await noted(office, "key.changed", key_id, grant.key.owner)

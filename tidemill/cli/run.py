@@ -16,7 +16,7 @@ from tidemill import clock
 from tidemill.cli import answers, options
 from tidemill.cli.batches import judge
 from tidemill.cli.child import ServerProcess, StartFailed
-from tidemill.cli.screen import Exit, Failed, batch_bar, emit, problem_table, rate, say
+from tidemill.cli.screen import Exit, Failed, batch_bar, emit, problem_table, program, rate, say
 from tidemill.client import ApiError, TidemillClient
 from tidemill.lines import Splitter
 from tidemill.settings import load
@@ -103,6 +103,7 @@ def run(
     with _server(url, api_key, config, flags) as (client, store):
         began = clock.monotonic()
         batch_id = resume or _create(client, input_path, endpoint)
+        before = (0, 0) if resume is None else _done(client.get_batch(resume))
         say(f"Batch {batch_id} at {client.root}")
         words = _again(output, errors, config, flags)
         with _explained(batch_id, words, url, store), batch_bar(not as_json) as update:
@@ -117,7 +118,7 @@ def run(
     else:
         if show:
             answers.show(written, answers.order(input_path) if input_path else [])
-        _report(batch, seconds, output, errors, written, store)
+        _report(batch, before, seconds, output, errors, written, store)
     judge(batch, strict)
 
 
@@ -239,39 +240,48 @@ def _explained(
         yield
     except KeyboardInterrupt:
         places, told = words
-        resume = f"tidemill run --resume {batch_id} {places}"
+        me = program()
+        resume = f"{me} run --resume {batch_id} {places}"
         if store is None:
             say(f"\nInterrupted. Batch {batch_id} goes on at {url}.")
-            say(f"  watch it:        tidemill batches watch {batch_id} --url {url}")
+            say(f"  watch it:        {me} batches watch {batch_id} --url {url}")
             say(f"  get its results: {resume} --url {url}")
-            say(f"  cancel it:       tidemill batches cancel {batch_id} --url {url}")
+            say(f"  cancel it:       {me} batches cancel {batch_id} --url {url}")
         else:
             say(f"\nInterrupted. Finished lines of {batch_id} are kept in {store}; lines in flight")
             say("may finish now (Ctrl-C again stops at once).")
             at = f"--storage-path {shlex.quote(str(store))}{told}"
             say(f"  go on:     {resume} {at}")
-            say(
-                f"  cancel it: tidemill serve {at}, and elsewhere "
-                f"tidemill batches cancel {batch_id}"
-            )
+            say(f"  cancel it: {me} serve {at}, and elsewhere {me} batches cancel {batch_id}")
         raise
+
+
+def _done(batch: dict[str, Any]) -> tuple[int, int]:
+    """Lines that have ended, and tokens that were generated for them."""
+    counts, usage = batch["request_counts"], batch.get("usage") or {}
+    return counts["completed"] + counts["failed"], usage.get("output_tokens", 0)
 
 
 def _report(
     batch: dict[str, Any],
+    before: tuple[int, int],
     seconds: float,
     output: Path,
     errors: Path,
     written: list[Path],
     store: Path | None,
 ) -> None:
-    counts, usage = batch["request_counts"], batch.get("usage") or {}
-    done = counts["completed"] + counts["failed"]
-    tokens = usage.get("output_tokens", 0)
+    counts = batch["request_counts"]
+    # What was done before a resume is no work of these seconds.
+    lines, tokens = (now - then for now, then in zip(_done(batch), before, strict=True))
+    failed = f", {counts['failed']} failed" if counts["failed"] else ""
+    speed = (
+        f" in {seconds:.1f} s: {rate(lines, seconds):.1f} lines/s, "
+        f"{rate(tokens, seconds):.0f} tokens/s generated ({tokens} tokens)"
+    )
     say(
-        f"{counts['completed']} of {counts['total']} lines answered, {counts['failed']} not, "
-        f"in {seconds:.1f} s: {rate(done, seconds):.1f} lines/s, "
-        f"{rate(tokens, seconds):.0f} tokens/s generated ({tokens} tokens)."
+        f"{counts['completed']} of {counts['total']} lines answered{failed}"
+        f"{speed if lines else ', all before'}."
     )
     if output in written:
         say(f"  answers:          {output}")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 import click
@@ -49,6 +52,14 @@ def say(message: str) -> None:
     click.echo(message, err=True)
 
 
+def program() -> str:
+    """How this command was called, for advice that is to be pasted: an environment that is not
+    active has it under its path only."""
+    called = Path(sys.argv[0])
+    known = called.name != "tidemill" or shutil.which("tidemill") is not None
+    return "tidemill" if known else shlex.quote(str(called))
+
+
 def emit(value: Any) -> None:
     """JSON for scripts, on standard output."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
@@ -64,14 +75,21 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, right: str =
             click.echo("\t".join(_plain(cell).replace("\n", " ") for cell in row))
         return
     grid = Table(box=None, header_style="bold", pad_edge=False)
-    for column in columns:
+    for number, column in enumerate(columns):
+        cells = [_plain(row[number]) for row in rows]
         grid.add_column(
-            column, overflow="fold", justify="right" if column in right.split(",") else "left"
+            column,
+            overflow="fold",
+            justify="right" if column in right.split(",") else "left",
+            # An id that is cut in two cannot be copied.
+            no_wrap=any(cells) and all(_WHOLE.fullmatch(cell) for cell in cells if cell),
         )
     for row in rows:
         grid.add_row(*(Text(_plain(cell)) for cell in row))
     out().print(grid)
 
+
+_WHOLE = re.compile(r"(batch|file|key|team|user)[-_]\w+|\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ")
 
 # Cells hold what models and strangers wrote: it must not steer the terminal.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -82,11 +100,16 @@ def _plain(cell: Any) -> str:
 
 
 def pairs(value: dict[str, Any]) -> None:
-    """One object, a field per line."""
-    table(("field", "value"), [(name, _short(item)) for name, item in value.items()])
+    """One object, a field per line: those that have a value, times as a person reads them."""
+    table(
+        ("field", "value"),
+        [(name, _short(name, item)) for name, item in value.items() if item is not None],
+    )
 
 
-def _short(item: Any) -> Any:
+def _short(name: str, item: Any) -> Any:
+    if name.endswith("_at") and isinstance(item, int):
+        return when(item)
     return json.dumps(item, ensure_ascii=False) if isinstance(item, dict | list) else item
 
 
