@@ -6,7 +6,9 @@ from typing import Any
 
 import msgspec
 
+from tidemill import wire
 from tidemill.backends.rewriting import renamed, usage_of
+from tidemill.errors import TidemillError
 from tidemill.types import Usage
 
 _DONE = b"[DONE]"
@@ -34,13 +36,14 @@ class Events:
         self._rest = b""
         self.usage = Usage()
         """Of the whole answer, once the stream has said it."""
-        self.begun = False
+        self.passed = 0
+        """Events that were passed on."""
 
     def feed(self, piece: bytes) -> list[bytes]:
         """The events that end in this piece, each with its blank line."""
         *whole, self._rest = (self._rest + piece).replace(b"\r\n", b"\n").split(b"\n\n")
         passed = [event for event in map(self._pass, whole) if event is not None]
-        self.begun = self.begun or bool(passed)
+        self.passed += len(passed)
         return passed
 
     def _pass(self, event: bytes) -> bytes | None:
@@ -74,3 +77,11 @@ class Events:
         response = msgspec.json.encode(chunk.response)
         fields["response"] = msgspec.Raw(renamed(response, self._model))
         return msgspec.json.encode(fields)
+
+
+def broken(error: TidemillError, endpoint: str, after: int) -> bytes:
+    """The last event of a stream that failed ``after`` so many; readers of either API know it."""
+    if endpoint != "/v1/responses":
+        return b"data: " + wire.encode(wire.error_object(error)) + b"\n\n"
+    fields = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
+    return b"event: error\ndata: " + wire.encode({**fields, "sequence_number": after}) + b"\n\n"

@@ -13,7 +13,7 @@ import msgspec
 
 from tidemill.backends import refusals
 from tidemill.backends.dialects import Dialect
-from tidemill.backends.events import Events
+from tidemill.backends.events import Events, broken
 from tidemill.backends.refusals import Failure, Meaning
 from tidemill.backends.rewriting import body_defaults, in_our_words, renamed, usage_of
 from tidemill.errors import BadRequest, ModelNotFound, RequestRefused, TidemillError, refusal
@@ -112,7 +112,8 @@ class OrdinaryRoutes:
         model: str | None = None,
         booked: Callable[[str, Usage], None] | None = None,
     ) -> AsyncIterator[bytes]:
-        """The provider's events as they come. Raises ``TidemillError`` before the first one."""
+        """The provider's events as they come. Raises ``TidemillError`` before the first one; a
+        later failure is an event of its own."""
         if endpoint not in _STREAMING:
             raise BadRequest("This endpoint does not stream.", param="stream")
         ours, fields = self._read(endpoint, body, model, None)
@@ -132,10 +133,14 @@ class OrdinaryRoutes:
                 except Exception as exc:
                     failure = refusals.read(exc)
                     self._throttle(failure)
-                    raise refusals.error_of(self._provider.name, failure) from exc
+                    error = refusals.error_of(self._provider.name, failure)
+                    if not events.passed:
+                        raise error from exc
+                    yield broken(error, endpoint, events.passed)
+                    return
                 self._gate.succeeded()
         finally:
-            if booked is not None and events.begun:
+            if booked is not None and events.passed:
                 booked(ours, events.usage)
 
     # --- one call -----------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tidemill.backends.events import Events
+from tidemill.backends.events import Events, broken
 from tidemill.backends.rewriting import (
     Outbound,
     custom_id_and_outcome,
@@ -16,6 +16,7 @@ from tidemill.backends.rewriting import (
     renamed,
     usage_of,
 )
+from tidemill.errors import ProviderUnavailable
 from tidemill.types import Answer, Refusal, Usage
 
 LINE = (
@@ -135,4 +136,15 @@ def test_a_responses_stream_is_renamed_inside_its_response() -> None:
     assert passed[0] == b'event: response.created\ndata: {"response":{"model":"gpt","n":1.0}}\n\n'
     assert b'"model":"gpt"' in passed[1]
     assert events.usage == Usage(input=4, output=2)
-    assert events.begun
+    assert events.passed
+
+
+def test_a_stream_that_broke_ends_in_an_event_of_its_api() -> None:
+    """Chat and completions say ``error``; responses have an event type for it."""
+    error = ProviderUnavailable("It broke.")
+    chat = broken(error, "/v1/chat/completions", 3)
+    assert json.loads(chat.removeprefix(b"data: "))["error"]["message"] == "It broke."
+    head, _, data = broken(error, "/v1/responses", 3).partition(b"\n")
+    assert head == b"event: error"
+    event = json.loads(data.removeprefix(b"data: "))
+    assert (event["type"], event["message"], event["sequence_number"]) == ("error", "It broke.", 3)

@@ -127,3 +127,25 @@ async def test_a_slow_provider_does_not_stand_in_the_way_of_what_runs_here(
         for batch in (slow, both):
             await house.client.batches.cancel(batch.id)
     assert world.calls("chat.completions") == 4
+
+
+async def test_a_stream_that_breaks_off_says_so(server: Open, world: ProviderWorld) -> None:
+    """Events that came are passed on; then an error, no quiet end; and the next request works."""
+    world.fail("chat.completions", kind="cut", after=700)
+    async with server(STANDARD) as house:
+        seen = []
+
+        async def read() -> None:
+            stream = await house.client.chat.completions.create(
+                model="big",
+                messages=[{"role": "user", "content": "one two three four five six"}],
+                stream=True,
+            )
+            async for chunk in stream:
+                seen.append(chunk)
+
+        with pytest.raises(openai.APIError, match="connection failed"):
+            await read()
+        assert len(seen) > 1
+        answer = await house.client.chat.completions.create(model="big", messages=HELLO)  # type: ignore[arg-type]
+        assert answer.choices[0].message.content == "echo: hello there"
