@@ -41,13 +41,13 @@ def world(process: ProviderWorld) -> ProviderWorld:
     return process
 
 
-def _input() -> bytes:
-    body = {"model": "big", "messages": [{"role": "user", "content": "hi"}]}
-    lines = (
+def _input(lines: int = LINES, model: str = "big") -> bytes:
+    body = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
+    requests = (
         {"custom_id": str(no), "method": "POST", "url": "/v1/chat/completions", "body": body}
-        for no in range(LINES)
+        for no in range(lines)
     )
-    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    return b"".join(json.dumps(request).encode() + b"\n" for request in requests)
 
 
 def _client(server: Server) -> OpenAI:
@@ -106,3 +106,58 @@ def test_killed_here_the_batch_is_adopted(world: ProviderWorld, point: str) -> N
     state = world.state()
     (there,) = state["batches"].values()
     assert there["metadata"]["tidemill_batch"] == batch.id
+
+
+@pytest.mark.parametrize("validation", ["upload", "batch"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "upstream.keep_batch.before_commit:4",  # it runs here, its provider is not let go of
+        "upstream.keep_batch.after_commit:4",  # nobody here has been told
+        "upstream.settle.after_commit",  # what the provider had finished is here
+    ],
+)
+def test_killed_on_the_way_here_the_batch_goes_on(
+    world: ProviderWorld, point: str, validation: str
+) -> None:
+    """The provider failed it after two lines: those are kept, the others run here, once."""
+    problem = {"code": "model_not_found", "message": "The model went away.", "line": None}
+    world.set(outcome={"status": "failed", "finish": 2, "problems": [problem]})
+    table = {
+        "name": "up",
+        "kind": "openai",
+        "base_url": world.url + "/v1",
+        "api_key_env": "UP_KEY",
+        "models": {"echo": {"batch": "gpt-4.1"}},
+    }
+    env = {"UP_KEY": API_KEY, "TIDEMILL_CRASH_AT": point}
+    settings = {"providers": json.dumps([table]), "provider_refresh_s": 0, "log_level": "warning"}
+    with Server(env=env, validation=validation, **settings) as server:
+        with suppress(APIConnectionError, httpx.HTTPError):
+            client = _client(server)
+            content = _input(6, "echo")
+            file = client.files.create(file=("in.jsonl", content), purpose="batch")
+            batch = client.batches.create(
+                input_file_id=file.id,
+                endpoint="/v1/chat/completions",
+                completion_window="24h",
+            )
+            _ended(client, batch.id)
+        for _ in range(500):
+            if server.returncode is not None:
+                break
+            time.sleep(0.02)
+        assert server.returncode == -9
+
+        del server.env["TIDEMILL_CRASH_AT"]
+        server.restart()
+        client = _client(server)
+        (batch,) = client.batches.list().data
+        batch = _ended(client, batch.id)
+        assert batch.status == "completed"
+        assert (batch.model_extra or {})["tidemill_execution"] == "local"
+        assert batch.output_file_id is not None
+        content = client.files.content(batch.output_file_id).read()
+        ids = [json.loads(row)["custom_id"] for row in content.splitlines()]
+        assert sorted(ids) == [str(no) for no in range(6)]
+        assert world.calls("batches.create") == 1

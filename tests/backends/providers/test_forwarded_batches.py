@@ -199,3 +199,43 @@ async def test_a_batchs_own_parameters_reach_the_provider(
         with pytest.raises(openai.BadRequestError) as refused:
             await house.create(other.id, extra_body={"top_k": 5})
         assert refused.value.param == "top_k"
+
+
+async def test_work_is_dated_by_when_it_was_done(server: Open, world: ProviderWorld) -> None:
+    """Embeddings say no time, so that of the batch's end at the provider counts, not of reading."""
+    world.set(outcome={"status": "completed", "ago": 120})
+    async with server() as house:
+        url = "/v1/embeddings"
+        batch = await house.start(line("a", url=url, model="vectors"), url=url)
+        await house.until(batch.id)
+        (row,) = await house.server.store.ledger.usage(None, 0, 2**40)
+        assert row.at < batch.created_at - 60
+
+
+async def test_an_input_stays_while_its_batch_runs_elsewhere(
+    server: Open, world: ProviderWorld
+) -> None:
+    """409 until it is settled: our copy is what a refused batch would run from."""
+    world.set(hold="in_progress")
+    async with server() as house:
+        batch = await house.start(line("a"))
+        with pytest.raises(openai.ConflictError):
+            await house.client.files.delete(batch.input_file_id)
+        assert (await house.client.batches.retrieve(batch.id)).output_file_id is None
+        world.set(hold=None)
+        ended = await house.until(batch.id)
+        assert (await house.client.files.delete(batch.input_file_id)).deleted
+        assert set(await house.rows(ended.output_file_id)) == {"a"}
+
+
+async def test_results_are_read_within_the_providers_concurrency(
+    server: Open, world: ProviderWorld
+) -> None:
+    """Twenty batches end at once; no more than two calls of any kind run there together."""
+    async with server({"concurrency": 2}, batch_reconcile_interval_s=0.05) as house:
+        world.fail("files.content", times=-1, kind="slow", seconds=0.05)
+        batches = [await house.start(line(str(n))) for n in range(20)]
+        async with anyio.create_task_group() as tasks:
+            for batch in batches:
+                tasks.start_soon(house.until, batch.id)
+    assert world.state()["peak"]["files.content"] == 2

@@ -293,3 +293,26 @@ async def test_a_cancel_reaches_a_batch_whose_create_was_lost(
         assert ended.request_counts.failed + ended.request_counts.completed == 2
     (there,) = world.state()["batches"].values()
     assert there["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("kind", ["openai", "azure"])
+async def test_a_provider_that_forgets_to_end_a_batch(
+    server: Open, world: ProviderWorld, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Long after its window it is cancelled there and has expired here, with what was finished;
+    at Azure, where the window is a goal, it runs on."""
+    monkeypatch.setattr("tidemill.backends.provider._LATE_S", 0)
+    world.set(hold="in_progress")
+    base_url = world.url + ("" if kind == "azure" else "/v1")
+    async with server({"kind": kind, "base_url": base_url}, window_seconds=2) as house:
+        batch = await house.start(line("a"), line("b"))
+        await house.until(batch.id, "in_progress")
+        if kind == "azure":
+            await anyio.sleep(2.5)
+            assert (await house.client.batches.retrieve(batch.id)).status == "in_progress"
+            return
+        ended = await house.until(batch.id)
+        assert ended.status == "expired"
+        assert ended.request_counts.model_dump() == {"total": 2, "completed": 1, "failed": 1}
+    (there,) = world.state()["batches"].values()
+    assert there["status"] == "cancelled"
