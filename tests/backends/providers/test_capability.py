@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import anyio
@@ -136,3 +137,36 @@ async def test_no_upload_waits_for_a_slow_probe(world: ProviderWorld, tmp_path: 
         tasks.cancel_scope.cancel()
     await dialect.close()
     await store.close()
+
+
+async def test_a_verdict_is_renewed_before_it_runs_out(server: Open, world: ProviderWorld) -> None:
+    """In the background: an upload never meets an old one."""
+    async with server(batch_capability_ttl_hours=2 / 3600) as house:
+        await house.upload(line("a"))
+        with anyio.fail_after(10):
+            while True:
+                if world.calls("batches.list") >= 3:
+                    break
+                await anyio.sleep(0.05)
+        known = house.server.providers.capability.known()["up"]
+        assert known.until_at > known.checked_at
+
+
+async def test_a_host_that_now_points_to_a_metadata_service_is_not_called(
+    server: Open, world: ProviderWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name was harmless when the settings were read; no credential goes where it leads."""
+
+    async def lead_astray(*_: Any, **__: Any) -> list[Any]:
+        return [(2, 1, 6, "", ("169.254.169.254", 443))]
+
+    async with server() as house:
+        world.zero()
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lead_astray)
+        verdict = await house.server.providers.capability.ask("up")
+        assert "link-local" in verdict.reason
+        with pytest.raises(openai.InternalServerError, match="link-local"):
+            await house.client.chat.completions.create(
+                model="big", messages=[{"role": "user", "content": "hi"}]
+            )
+    assert world.calls() == 0
