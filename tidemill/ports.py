@@ -1,9 +1,8 @@
 """Every seam of the system, on one page.
 
 Handlers know these Protocols and never SQLite; storage implements them and never knows HTTP. The
-local path
-and the provider path implement the same ``Backend``, so that no handler branches on where a batch
-runs.
+local path and the provider path implement the same ``Backend``, so that no handler branches on
+where a batch runs.
 """
 
 from __future__ import annotations
@@ -156,9 +155,8 @@ class Replica(Protocol):
     def generate(self, generation: Generation) -> AsyncIterator[Piece]:
         """Pieces of one answer. Closing the iterator early frees the slot at the next step.
 
-        Raises ``RequestRefused`` for what the request did wrong
-        (``context_length_exceeded``, a bad schema)
-        and ``EngineLost`` when the engine died under it: the caller may try again.
+        Raises ``RequestRefused`` for what the request did wrong (``context_length_exceeded``, a
+        bad schema) and ``EngineLost`` when the engine died under it: the caller may try again.
         """
 
     async def embed(self, embedding: Embedding) -> Embedded:
@@ -220,12 +218,10 @@ class Inference(Protocol):
 
 
 class FileDraft(Protocol):
-    """A file being written; invisible until ``commit``. A dead process's drafts are swept at
-    start."""
+    """A file being written; invisible until ``commit``. A dead process's are swept at start."""
 
     async def append(self, chunk: bytes) -> None:
-        """Append bytes. Cut chunks at line ends and at about 64 KiB: a chunk is the unit of
-        reading."""
+        """Append bytes. Cut at line ends, at about 64 KiB: a chunk is the unit of reading."""
 
     async def commit(self, facts: FileFacts, *, expires_after_s: int | None = None) -> FileRecord:
         """Make the file visible, in one commit. ``expires_after_s`` wins over the one that the
@@ -236,8 +232,7 @@ class FileDraft(Protocol):
 
 
 class Files(Protocol):
-    """Files of all owners. ``owner=None`` means: whoever owns it (for the server itself, never for
-    a client)."""
+    """Files of all owners; ``owner=None``: whoever owns it (for the server, never a client)."""
 
     async def draft(self, new: NewFile) -> FileDraft: ...
 
@@ -286,16 +281,13 @@ class Batches(Protocol):
         *,
         problems: Sequence[Problem] = (),
     ) -> BatchRecord | None:
-        """Change state if it is one of ``frm`` and stamp the matching ``*_at``; None when it was
-        not.
+        """Change state if it is one of ``frm`` and stamp the matching ``*_at``; else None.
 
-        Into a terminal state the same commit creates the result files: an output file when there is
-        a success
-        row, an error file when there is a failure row."""
+        Into a terminal state the same commit creates the result files: an output file when there
+        is a success row, an error file when there is a failure row."""
 
     async def model(self, seq: int, model: str | None, total: int) -> None:
-        """Record what validation found: the one model of all lines (or None) and how many lines
-        there are."""
+        """Record what validation found: the one model of all lines (or None), and their number."""
 
     async def place(self, seq: int, placement: Placement, facts: FileFacts | None = None) -> None:
         """Change where a batch runs: a provider refused it later, or its input was checked only
@@ -306,8 +298,7 @@ class Lines(Protocol):
     """The lines of batches that run here, and their result rows."""
 
     async def add(self, batch_seq: int, lines: Sequence[NewLine]) -> None:
-        """Add queued lines; a line that is there already (a restart in mid-validation) is left as
-        it is."""
+        """Add queued lines; one that is there (a restart in mid-validation) is left as it is."""
 
     async def lease(
         self,
@@ -334,23 +325,21 @@ class Lines(Protocol):
         self, leases: Sequence[Lease], *, due_at: float = 0, spend: bool = True
     ) -> list[int]:
         """Back to queued, not before ``due_at``; ``spend=False`` gives the attempt back. Returns
-        the batches
-        (``seq``) that are cancelling or expiring, whose lines must be closed instead."""
+        the batches (``seq``) that are cancelling or expiring: their lines must be closed."""
 
     async def extend(self, holder: str, until_at: int) -> None:
         """Keep alive all running lines of a holder."""
 
     async def reclaim(self, now: int | None) -> int:
         """Running lines whose lease lapsed go back to queued (``now=None``: all of them, at start
-        of a
-        single-server store) and count in ``lines_rerun``; returns how many."""
+        of a single-server store) and count in ``lines_rerun``; returns how many."""
 
     async def close(
         self, batch_seq: int, to: LineState, code: str, message: str, n: int = 2000
     ) -> int:
-        """Up to ``n`` queued lines become cancelled or expired, each with its row in the error file
-        and counted in
-        ``failed``; returns how many. Zero: none was left queued (some may still run)."""
+        """Up to ``n`` queued lines become cancelled or expired, each with its row in the error
+        file and counted in ``failed``; returns how many. Zero: none was left queued (some may
+        still run)."""
 
     async def running(self, batch_seq: int) -> int:
         """Lines of the batch that run now."""
