@@ -1,4 +1,4 @@
-"""Writes the tables of this folder from the code: settings, errors, commands, exit codes.
+"""Writes the tables of this folder from the code: settings, errors, commands, exit codes, metrics.
 
 ``make docs`` runs it; a test fails when a page is not what it would write. Each page is prose with
 marked parts::
@@ -17,14 +17,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
+from prometheus_client import Counter, Gauge, Histogram
 
-from tidemill import errors
+from tidemill import errors, telemetry
 from tidemill.cli import cli
 from tidemill.cli.screen import Exit
 from tidemill.settings import rows
 
 HERE = Path(__file__).parent
-PAGES = ("settings.md", "errors.md", "cli.md")
+PAGES = ("settings.md", "errors.md", "cli.md", "metrics.md")
 
 
 def settings() -> Iterator[str]:
@@ -68,6 +69,18 @@ def _retried(item: type[errors.TidemillError]) -> str:
     if item.should_retry is not None:
         return "yes" if item.should_retry else "no (`x-should-retry: false`)"
     return "yes" if item.status in (408, 409, 429) or item.status >= 500 else "no"
+
+
+def metrics() -> Iterator[str]:
+    """One row per metric, under the name that a scrape has."""
+    yield "| metric | type | labels | meaning |"
+    yield "|---|---|---|---|"
+    for item in vars(telemetry).values():
+        if isinstance(item, Counter | Gauge | Histogram):
+            family = next(iter(item.collect()))
+            total = "_total" if family.type == "counter" else ""
+            labels = ", ".join(f"`{label}`" for label in item._labelnames)
+            yield f"| `{family.name}{total}` | {family.type} | {labels} | {family.documentation} |"
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
@@ -138,6 +151,7 @@ PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "errors": error_table,
     "commands": command_reference,
     "exit codes": exit_codes,
+    "metrics": metrics,
 }
 _PART = re.compile(r"(<!-- begin (?P<name>[a-z ]+) -->\n).*?(<!-- end (?P=name) -->)", re.DOTALL)
 

@@ -116,3 +116,15 @@ def test_every_route_is_in_the_reference_and_the_reverse() -> None:
 def plain(path: str) -> str:
     """A route template without the types of its parameters."""
     return re.sub(r"\{(\w+):\w+\}", r"{\1}", path)
+
+
+def test_every_header_of_our_own_is_in_the_reference_and_the_reverse() -> None:
+    """Those that handlers read and write; no page names another one."""
+    pattern = r"\bX-(?:Tidemill|Logos)-[A-Za-z-]*[a-z]"
+    sources = [path.read_text("utf-8") for path in (ROOT / "handlers").glob("*.py")]
+    known = {name for source in sources for name in re.findall(pattern, source)}
+    text = (REFERENCE / "api.md").read_text("utf-8")
+    table = "".join(re.findall(r"^\| `X-.*$", text, re.MULTILINE))
+    assert set(re.findall(pattern, table)) == known
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        assert set(re.findall(pattern, page.read_text("utf-8"))) <= known, page.name
