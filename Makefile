@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test lint bench docs clean
+.PHONY: help demo serve test lint bench bench-engine docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make serve  start the server with the same model on 127.0.0.1:10900"
 	@echo "make test   run all tests        make lint   run the static checks"
 	@echo "make bench  run the benchmarks   make docs   write the generated reference pages"
+	@echo "make bench-engine  compare the engine with llama.cpp's own server (builds it once)"
 	@echo "make clean  remove the environment and every build product"
 
 $(BIN)/python:
@@ -59,6 +60,12 @@ lint: $(VENV)/.test
 
 bench: $(VENV)/.test
 	@$(BIN)/python -m pytest bench $(PYTEST_ARGS)
+
+# llama.cpp's own server and benchmark are compiled once, from the source of llama-cpp-python.
+bench-engine: $(VENV)/.test
+	@$(BIN)/python bench/bench_engine_weights.py
+	@$(BIN)/python bench/bench_engine_memory.py
+	@$(BIN)/python bench/bench_engine.py --tools build/llama-tools
 
 docs: $(VENV)/.test
 	@$(BIN)/python docs/reference/generate.py && $(BIN)/python docs/explain/generate.py

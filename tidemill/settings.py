@@ -155,7 +155,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 1
     weights: Annotated[
         Literal["auto", "as-is", "q8_0", "q4_0"],
-        _row("Layout of the weights: auto rewrites formats that are slow on a CPU, near-losslessly."),
+        _row(
+            "Layout of the weights: auto rewrites formats that are slow on a CPU, near-losslessly."
+        ),
     ] = "auto"
     deterministic: Annotated[
         bool, _row("Every answer is computed alone: the same text on every run, one at a time.")
