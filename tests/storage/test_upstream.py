@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tidemill import wire
@@ -156,3 +157,38 @@ async def test_a_batch_that_nobody_took_can_be_withdrawn(store: SqliteStore) -> 
     _, batch = await _batch(store)
     await _lines(store, batch)
     assert not await store.upstream.withdraw(batch.seq)
+
+
+async def test_leftovers_are_known_until_they_are_cleared(store: SqliteStore) -> None:
+    """Of settled batches and deleted files; a newer copy of the same file is not forgotten."""
+    file, batch = await _batch(store)
+    copy = UpstreamFile(file_seq=file.seq, provider="up", id="file-in", created_at=1)
+    await store.upstream.keep_file(copy)
+    up = UpstreamBatch(
+        batch_seq=batch.seq,
+        batch_id=batch.id,
+        provider="up",
+        id="batch_up",
+        input_id="file-own",
+        output_id="file-out",
+    )
+    await store.upstream.keep_batch(up)
+    assert await store.upstream.leftovers("up", 9) == []
+    await store.upstream.keep_batch(msgspec.structs.replace(up, settled_at=5))
+    (left,) = await store.upstream.leftovers("up", 9)
+    assert (left.ids, left.file_seq) == (("file-own", "file-out"), None)  # it is still active
+    open_states = frozenset({BatchStatus.VALIDATING})
+    await store.batches.move(batch.seq, open_states, BatchStatus.FAILED)
+    (left,) = await store.upstream.leftovers("up", 9)
+    assert (left.ids, left.file_seq) == (("file-own", "file-out", "file-in"), file.seq)
+    assert await store.upstream.leftovers("other", 9) == []
+
+    await store.upstream.keep_file(msgspec.structs.replace(copy, id="file-new"))
+    await store.upstream.cleared(left)
+    assert await store.upstream.leftovers("up", 9) == []
+    assert await store.upstream.file(file.seq, "up") is not None
+    assert await store.files.delete(file.id, "o")
+    (left,) = await store.upstream.leftovers("up", 9)
+    assert (left.ids, left.batch_seq) == (("file-new",), None)
+    await store.upstream.cleared(left)
+    assert await store.upstream.file(file.seq, "up") is None

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 
+import msgspec
 import pytest
 
 from tests.storage.world import (
@@ -50,6 +51,23 @@ async def test_lines_are_leased_in_order_with_their_bytes(store: Store) -> None:
     assert {(one.owner, one.key_id, one.batch_id) for one in both} == {(OWNER, "key_1", batch.id)}
     assert await lease(store, batch) == []
     assert await store.lines.running(batch.seq) == 300
+
+
+async def test_lines_of_some_models_may_be_leased_alone(store: Store) -> None:
+    """In line order; the others stay queued for who runs their models."""
+    source = Input(6)
+    source.lines = [
+        msgspec.structs.replace(line, model="odd" if i % 2 else "even")
+        for i, line in enumerate(source.lines, 1)
+    ]
+    batch = await begin(store, source)
+    assert sorted(await store.lines.models(batch.seq)) == ["even", "odd"]
+    until_at = 2**40
+    odd = await store.lines.lease(batch.seq, 2, "h", until_at, ["odd", "other"])
+    assert [one.custom_id for one in odd] == ["c1", "c3"]
+    assert await store.lines.lease(batch.seq, 9, "h", until_at, []) == []
+    rest = await store.lines.lease(batch.seq, 9, "h", until_at)
+    assert [one.custom_id for one in rest] == ["c2", "c4", "c5", "c6"]
 
 
 async def test_tokens_of_all_batches_differ(store: Store) -> None:
