@@ -17,7 +17,7 @@ from tidemill.backends.ordinary import OrdinaryRoutes
 from tidemill.backends.placement import Candidate, Question, place
 from tidemill.backends.provider import Local, ProviderBackend
 from tidemill.backends.routed import RoutedInference
-from tidemill.errors import Forbidden, NotFound
+from tidemill.errors import BudgetExceeded, Forbidden, NotFound
 from tidemill.ports import Store
 from tidemill.providers import Provider, parse
 from tidemill.scheduler.reconciler import Reconciler
@@ -119,7 +119,17 @@ class Providers:
         grant = None if batch.key_id is None else await self._store.accounts.grant(batch.key_id)
         limits = () if grant is None else access.limits(grant)
         asked = (file.facts.asked, file.facts.asked_provider)
-        return await self._placed(facts, limits, *asked, here)
+        placed = await self._placed(facts, limits, *asked, here)
+        if placed.placement.execution == "local" or batch.max_cost is None:
+            return placed
+        # Its cost could not be estimated at create, and nobody stops a provider's batch in between.
+        if not placed.placement.fallback:
+            raise BudgetExceeded(
+                "A provider cannot stop a batch at its 'max_cost', and the cost of a file that its "
+                "batch checks is not known before; upload it with X-Tidemill-Validation: upload."
+            )
+        here_then = Placement(reason="a provider cannot stop at a 'max_cost'")
+        return msgspec.structs.replace(placed, placement=here_then)
 
     async def adopt(self, batch: BatchRecord) -> None:
         """A batch that was placed late goes to its provider now."""

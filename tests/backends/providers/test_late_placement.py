@@ -87,3 +87,13 @@ async def test_one_that_its_provider_refuses_comes_back(server: Open, world: Pro
         ended = await house.until((await house.create(file.id)).id)
         assert (ended.status, ended.model_extra["tidemill_execution"]) == ("completed", "local")
     assert world.calls("batches.create") == 1
+
+
+async def test_a_cap_keeps_it_here(server: Open, world: ProviderWorld) -> None:
+    """Nothing could be estimated at create, and a provider stops at no cap."""
+    async with server() as house:
+        for model, status in (("echo", "completed"), ("small", "failed")):
+            file = await house.upload(line("a", model=model), **LATE)
+            batch = await house.create(file.id, extra_body={"max_cost": "5"})
+            assert (await house.until(batch.id)).status == status
+    assert world.calls("files.create") == 0
