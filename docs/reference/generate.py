@@ -1,4 +1,4 @@
-"""Writes the tables of this folder from the code: settings, errors, commands, exit codes, metrics.
+"""Writes what pages take from the code: settings, errors, commands, exit codes, metrics, files.
 
 ``make docs`` runs it; a test fails when a page is not what it would write. Each page is prose with
 marked parts::
@@ -10,10 +10,12 @@ marked parts::
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
 
 import click
@@ -24,8 +26,10 @@ from tidemill.cli import cli
 from tidemill.cli.screen import Exit
 from tidemill.settings import rows
 
-HERE = Path(__file__).parent
-PAGES = ("settings.md", "errors.md", "cli.md", "metrics.md")
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+PAGES = ("settings.md", "errors.md", "cli.md", "metrics.md", "../architecture.md")
+ROOMS = ("tidemill", "handlers", "backends", "scheduler", "storage", "native")
 
 
 def settings() -> Iterator[str]:
@@ -81,6 +85,26 @@ def metrics() -> Iterator[str]:
             total = "_total" if family.type == "counter" else ""
             labels = ", ".join(f"`{label}`" for label in item._labelnames)
             yield f"| `{family.name}{total}` | {family.type} | {labels} | {family.documentation} |"
+
+
+def files() -> Iterator[str]:
+    """One row per file, by folder, in its own first sentence."""
+    for room in ROOMS:
+        paths = [
+            path
+            for path in sorted((ROOT / room).rglob("*.py"), key=lambda path: (path.parent, path))
+            if not any(parent.is_symlink() for parent in path.parents) and path.read_bytes()
+        ]
+        for folder, inside in groupby(paths, lambda path: path.parent):
+            yield f"### `{folder.relative_to(ROOT)}/`"
+            yield ""
+            for path in inside:
+                text = inspect.cleandoc(ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "")
+                first = re.split(
+                    r"(?<!e\.g\.)(?<=[.?])\s", " ".join(text.split("\n\n")[0].split())
+                )[0]
+                yield f"- `{path.name}`: {first.rstrip('.:').replace('``', '`')}"
+            yield ""
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
@@ -152,6 +176,7 @@ PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "commands": command_reference,
     "exit codes": exit_codes,
     "metrics": metrics,
+    "files": files,
 }
 _PART = re.compile(r"(<!-- begin (?P<name>[a-z ]+) -->\n).*?(<!-- end (?P=name) -->)", re.DOTALL)
 
