@@ -18,9 +18,9 @@ from tidemill.types import Lane
 
 C = TypeVar("C")
 
-LEAST = 32
-"""Fewer shared tokens are computed again: what a copy costs, and waiting for one to compute them,
-would eat the gain."""
+LEAST = 16
+"""Fewer shared tokens are computed again. A copy of these costs a thousandth of computing them; but
+a sequence that waits for another one to compute them should win a step by it."""
 MOST_ASIDE = 64
 
 
