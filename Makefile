@@ -34,7 +34,8 @@ BUILT := pyproject.toml $(wildcard CMakeLists.txt native/src/* native/include/*/
 
 $(VENV)/.run: $(BUILT) | $(BIN)/python
 	@echo "Installing tidemill and its engine into $(VENV) (the first time compiles llama.cpp)."
-	@$(BIN)/python -c '$(LLAMA)' | xargs $(BIN)/python -m pip install -qq
+	@# Not quiet: it may compile for many minutes, and should be seen to.
+	@$(BIN)/python -c '$(LLAMA)' | xargs $(BIN)/python -m pip install
 	@$(BIN)/python -m pip install -qq -e '.[llama,smollm2]'
 	@touch $@
 
@@ -45,6 +46,7 @@ $(VENV)/.test: $(BUILT) $(VENV)/.run | $(BIN)/python
 demo: $(VENV)/.run
 	@$(BIN)/tidemill run examples/requests.jsonl -o tidemill-data/demo/results.jsonl \
 	  --storage-path tidemill-data/demo --show
+	@echo "Next: 'make serve' starts the server, and docs/quickstart.md goes on from there."
 
 serve: $(VENV)/.run
 	@$(BIN)/tidemill serve
