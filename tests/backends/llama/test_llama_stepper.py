@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from tidemill.backends.llama import grammar, tools
@@ -13,7 +14,7 @@ from tidemill.backends.llama.answer import Answer, Markup
 from tidemill.backends.llama.grammar import Grammar
 from tidemill.backends.llama.model import Model
 from tidemill.backends.llama.sampling import Chooser, token_logprob
-from tidemill.backends.llama.stepper import Stepper
+from tidemill.backends.llama.stepper import Stepper, restriction
 from tidemill.errors import RequestRefused, TidemillError
 from tidemill.scheduler.loop import Chunk, Loop, Sampled, Ticket
 from tidemill.types import Lane, Piece, Sampling
@@ -168,6 +169,27 @@ def test_a_copy_within_a_device_waits_for_the_next_step(model: Model) -> None:
     stepper.discard(7)
     stepper.close()
     assert np.array_equal(copied.seen[0], original.seen[0])
+
+
+@pytest.mark.parametrize(
+    ("fact", "value", "why"),
+    [
+        ("llama_model_is_recurrent", True, "it is recurrent"),
+        ("llama_model_is_hybrid", True, "some of its layers are recurrent"),
+        ("llama_model_n_swa", 4096, "its attention has a sliding window"),
+    ],
+)
+def test_memory_that_cannot_be_cut_is_not_shared(
+    model: Model, monkeypatch: pytest.MonkeyPatch, fact: str, value: object, why: str
+) -> None:
+    """llama.cpp would refuse, or end the process: such a model copies, parks and moves nothing."""
+    assert restriction(model) is None
+    monkeypatch.setattr(C, fact, lambda handle: value)
+    assert restriction(model) == why
+    stepper = Stepper(model, slots=2, context=256, threads=1, headroom=0)
+    assert not stepper.reuses
+    assert stepper.limits.moves == 0
+    assert not stepper.park(1, 0)
 
 
 def test_a_sequence_beyond_its_context_finds_no_room(stepper: Stepper, model: Model) -> None:
