@@ -20,7 +20,7 @@ from tidemill.backends.settlement import Incomplete, Settler
 from tidemill.backends.upstreams import Upstreams
 from tidemill.ports import Store
 from tidemill.scheduler.states import CANCELLABLE
-from tidemill.types import BatchRecord, BatchStatus, Placement, Problem, UpstreamBatch
+from tidemill.types import Actor, BatchRecord, BatchStatus, Placement, Problem, UpstreamBatch
 
 log = structlog.get_logger()
 
@@ -40,7 +40,7 @@ class Here(Protocol):
     def take_over(self, batch: BatchRecord, queued: int) -> None:
         """Run a batch here from now on; ``queued`` of its lines wait."""
 
-    async def cancel(self, batch: BatchRecord) -> BatchRecord:
+    async def cancel(self, batch: BatchRecord, by: Actor | None = None) -> BatchRecord:
         """Cancel a batch that runs here."""
 
 

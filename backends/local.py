@@ -14,6 +14,7 @@ from tidemill.scheduler.runner import Runner
 from tidemill.scheduler.states import CANCELLABLE
 from tidemill.types import (
     TERMINAL,
+    Actor,
     BatchRecord,
     BatchStatus,
     FileFacts,
@@ -123,9 +124,11 @@ class LocalBackend:
         """The record is always current here."""
         return batch
 
-    async def cancel(self, batch: BatchRecord) -> BatchRecord:
+    async def cancel(self, batch: BatchRecord, by: Actor | None = None) -> BatchRecord:
         """Start no further line; lines in flight finish and are kept."""
-        moved = await self._store.batches.move(batch.seq, CANCELLABLE, BatchStatus.CANCELLING)
+        moved = await self._store.batches.move(
+            batch.seq, CANCELLABLE, BatchStatus.CANCELLING, by=by
+        )
         if moved is not None:
             self._runner.cancelled(moved)
             return moved

@@ -36,7 +36,9 @@ from tidemill.scheduler.reconciler import Reconciler
 from tidemill.scheduler.retry import Gate, backoff_s, jittered
 from tidemill.scheduler.states import CANCELLABLE
 from tidemill.types import (
+    SERVER,
     TERMINAL,
+    Actor,
     BatchRecord,
     BatchStatus,
     FileRecord,
@@ -122,11 +124,11 @@ class ProviderBackend:
             await self._creation.upload(file, file.facts.endpoint or "")
         except ProviderFailed as failed:
             if failed.failure.meaning is Meaning.REQUEST:
-                await self._store.files.delete(file.id, file.owner)
+                await self._store.files.delete(file.id, file.owner, SERVER)
                 raise error_of(self.name, failed.failure) from failed
             log.warning("upload deferred", provider=self.name, file=file.id, why=str(failed))
         except OwnershipUnrecorded:
-            await self._store.files.delete(file.id, file.owner)
+            await self._store.files.delete(file.id, file.owner, SERVER)
             raise
 
     async def open(self, new: NewBatch) -> BatchRecord:
@@ -170,7 +172,7 @@ class ProviderBackend:
                 await self._look_now(batch.seq)
         return self.shown(await self._fresh(batch))
 
-    async def cancel(self, batch: BatchRecord) -> BatchRecord:
+    async def cancel(self, batch: BatchRecord, by: Actor | None = None) -> BatchRecord:
         """Ask the provider first: what has ended there cannot be cancelled here.
 
         While the provider cannot be reached the batch is ``cancelling`` here, and is cancelled
@@ -178,7 +180,7 @@ class ProviderBackend:
         """
         batch = await self._fresh(batch)
         if batch.placement.backend != self.name:
-            return await self._here.cancel(batch)
+            return await self._here.cancel(batch, by)
         if batch.status in TERMINAL:
             raise NotCancellable(f"Cannot cancel a batch with status '{batch.status}'.")
         if batch.status not in CANCELLABLE:
@@ -193,16 +195,16 @@ class ProviderBackend:
                     await self._look_now(batch.seq)
                     fresh = await self._fresh(batch)
                     if fresh.placement.backend != self.name:
-                        return await self._here.cancel(fresh)
+                        return await self._here.cancel(fresh, by)
                     shown = wire.shown_status(fresh.status)
                     raise NotCancellable(
                         f"Cannot cancel a batch with status '{shown}'."
                     ) from failed
                 log.warning("cancel deferred", provider=self.name, batch=batch.id, why=str(failed))
-        await self._store.batches.move(batch.seq, CANCELLABLE, BatchStatus.CANCELLING)
+        await self._store.batches.move(batch.seq, CANCELLABLE, BatchStatus.CANCELLING, by=by)
         fresh = await self._fresh(batch)
         if fresh.placement.backend != self.name:  # it came here meanwhile
-            return await self._here.cancel(fresh)
+            return await self._here.cancel(fresh, by)
         self._watch(batch.seq, min(self._refresh_s, self._interval_s))
         return self.shown(fresh)
 

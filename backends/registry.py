@@ -9,7 +9,7 @@ from tidemill.backends.provider import ProviderBackend
 from tidemill.errors import BadRequest, Forbidden, NotSupported, ProviderUnavailable
 from tidemill.estimates import Examination
 from tidemill.ports import Backend
-from tidemill.types import BatchRecord, Execution, FileRecord, NewBatch, Principal, Upload
+from tidemill.types import Actor, BatchRecord, Execution, FileRecord, NewBatch, Principal, Upload
 
 Examine = Callable[[Upload], Awaitable[Examination]]
 
@@ -120,7 +120,7 @@ class Departed:
         """The record."""
         return batch
 
-    async def cancel(self, batch: BatchRecord) -> BatchRecord:
+    async def cancel(self, batch: BatchRecord, by: Actor | None = None) -> BatchRecord:
         """Refused: nobody can be told."""
         raise self._gone()
 

@@ -6,7 +6,7 @@ What an administrator does to an object leaves its owner as it is.
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from litestar import Response, delete, get, patch, post
@@ -15,8 +15,8 @@ from litestar.params import FromPath
 from tidemill import access, clock, ids, limits, wire
 from tidemill.access import ADMIN
 from tidemill.errors import BadRequest, NotFound
-from tidemill.handlers import trail, usage
-from tidemill.handlers.deps import Incoming, body, services, whole_number
+from tidemill.handlers import usage
+from tidemill.handlers.deps import Incoming, actor, body, services, whole_number
 from tidemill.types import Account, AccountKind, KeyRecord, Limits
 
 MAX_BODY_BYTES = 64 * 1024
@@ -25,19 +25,30 @@ DAY_S = 86_400
 PREFIX_CHARS = 7
 ONLY_ADMIN = {"scope": ADMIN}
 
+T = TypeVar("T")
+
 _KINDS: dict[str, AccountKind] = {"teams": "team", "users": "user"}
 
 
-class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
+class _Account(msgspec.Struct, forbid_unknown_fields=True):
     name: str | None = None
     limits: dict[str, Any] | None = None
-    team: str | None = None
-    user: str | None = None
-    scopes: list[str] = []
+
+
+class _KeyChange(_Account, forbid_unknown_fields=True):
     days: int | None = None
 
 
-_wanted = msgspec.json.Decoder(_Wanted)
+class _NewKey(_KeyChange, forbid_unknown_fields=True):
+    team: str | None = None
+    user: str | None = None
+    scopes: list[str] = []
+
+
+# A field that an action cannot honour is refused: nobody shall believe that it was.
+_account_body = msgspec.json.Decoder(_Account)
+_key_change = msgspec.json.Decoder(_KeyChange)
+_new_key = msgspec.json.Decoder(_NewKey)
 
 
 # --- teams and users --------------------------------------------------------------------------
@@ -53,7 +64,7 @@ async def list_accounts(request: Incoming, kind: FromPath[str]) -> dict[str, Any
 @post("/{kind:str}", status_code=200, opt=ONLY_ADMIN)
 async def add_account(request: Incoming, kind: FromPath[str]) -> dict[str, Any]:
     """A new team or user."""
-    asked = await _asked(request)
+    asked = await _asked(request, _account_body)
     account = Account(
         kind=_kind(kind),
         id=ids.account_id(_kind(kind)),
@@ -61,8 +72,7 @@ async def add_account(request: Incoming, kind: FromPath[str]) -> dict[str, Any]:
         limits=_limits(asked.limits) or Limits(),
         created_at=clock.now(),
     )
-    await services(request).store.accounts.add(account)
-    await trail.note(request, f"{account.kind}.created", account.id)
+    await services(request).store.accounts.add(account, await actor(request))
     return account_object(account)
 
 
@@ -71,14 +81,14 @@ async def change_account(
     request: Incoming, kind: FromPath[str], id: FromPath[str]
 ) -> dict[str, Any]:
     """Give a team or user another name, or other limits as a whole."""
-    asked = await _asked(request)
+    asked = await _asked(request, _account_body)
     account = await _account(request, kind, id)
     changed = await services(request).store.accounts.change(
         account.id,
         name=None if asked.name is None else _name(asked.name),
         limits=_limits(asked.limits),
+        by=await actor(request),
     )
-    await trail.note(request, f"{account.kind}.changed", account.id)
     return account_object(changed or account)
 
 
@@ -88,8 +98,7 @@ async def close_account(
 ) -> dict[str, Any]:
     """Close a team or user: its keys end, what it owns stays."""
     account = await _account(request, kind, id)
-    if await services(request).store.accounts.close(account.id):
-        await trail.note(request, f"{account.kind}.closed", account.id)
+    await services(request).store.accounts.close(account.id, await actor(request))
     return account_object(await _account(request, kind, account.id))
 
 
@@ -106,7 +115,7 @@ async def list_keys(request: Incoming) -> dict[str, Any]:
 @post("/keys", status_code=200, opt=ONLY_ADMIN)
 async def add_key(request: Incoming) -> Response[dict[str, Any]]:
     """A new key; its secret is in this answer and nowhere else."""
-    asked = await _asked(request)
+    asked = await _asked(request, _new_key)
     unknown = set(asked.scopes) - access.SCOPES
     if unknown:
         raise BadRequest(
@@ -132,24 +141,23 @@ async def add_key(request: Incoming) -> Response[dict[str, Any]]:
         user_id=user_id,
         limits=_limits(asked.limits) or Limits(),
     )
-    await services(request).store.keys.add(key)
-    await trail.note(request, "key.created", key.id, key.owner)
+    await services(request).store.keys.add(key, await actor(request))
     return Response({**key_object(key), "secret": secret}, headers={"Cache-Control": "no-store"})
 
 
 @patch("/keys/{id:str}", opt=ONLY_ADMIN)
 async def change_key(request: Incoming, id: FromPath[str]) -> dict[str, Any]:
     """Give a key another name, other limits as a whole, or an end."""
-    asked = await _asked(request)
+    asked = await _asked(request, _key_change)
     key = await services(request).store.keys.change(
         id,
         name=None if asked.name is None else _name(asked.name),
         limits=_limits(asked.limits),
         expires_at=_expiry(asked.days, clock.now()),
+        by=await actor(request),
     )
     if key is None:
         raise _no_such("Key", id)
-    await trail.note(request, "key.changed", key.id, key.owner)
     return key_object(key)
 
 
@@ -157,12 +165,10 @@ async def change_key(request: Incoming, id: FromPath[str]) -> dict[str, Any]:
 async def revoke_key(request: Incoming, id: FromPath[str]) -> dict[str, Any]:
     """End a key; the rest of its batches' lines do not run, what it made stays."""
     store = services(request).store
-    revoked = await store.keys.revoke(id)
+    await store.keys.revoke(id, await actor(request))
     grant = await store.accounts.grant(id)
     if grant is None:
         raise _no_such("Key", id)
-    if revoked:
-        await trail.note(request, "key.revoked", id, grant.key.owner)
     return key_object(grant.key)
 
 
@@ -198,8 +204,8 @@ async def cancel_batch(request: Incoming, batch_id: FromPath[str]) -> dict[str, 
     batch = await given.store.batches.get(batch_id, None)
     if batch is None:
         raise _no_such("Batch", batch_id)
-    cancelled = await given.backends.named(batch.placement.backend).cancel(batch)
-    await trail.note(request, "batch.cancelled", batch.id, batch.owner)
+    backend = given.backends.named(batch.placement.backend)
+    cancelled = await backend.cancel(batch, await actor(request))
     return {**wire.batch_object(cancelled), "owner": cancelled.owner}
 
 
@@ -255,9 +261,9 @@ def key_object(key: KeyRecord) -> dict[str, Any]:
 # --- what was sent ----------------------------------------------------------------------------
 
 
-async def _asked(request: Incoming) -> _Wanted:
+async def _asked(request: Incoming, decoder: msgspec.json.Decoder[T]) -> T:
     try:
-        return _wanted.decode(await body(request, MAX_BODY_BYTES))
+        return decoder.decode(await body(request, MAX_BODY_BYTES))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise BadRequest(f"The body is not what is needed here: {exc}.") from None
 

@@ -5,10 +5,12 @@ Limits hang on keys, teams and users; a principal without any passes at no cost.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 from tidemill import access, budgets, clock, estimates
-from tidemill.errors import Forbidden, RateLimited, StorageQuotaExceeded
+from tidemill.errors import Forbidden, RateLimited
 from tidemill.handlers.deps import Services
-from tidemill.types import FileRecord, Lane, Limits, Principal
+from tidemill.types import FileRecord, Lane, Limits, Principal, Record
 
 
 async def interactive(
@@ -40,20 +42,33 @@ def answered(given: Services, who: Principal, tokens: int) -> None:
     given.pace.charge(_named(who), tokens, clock.monotonic())
 
 
-async def upload(given: Services, who: Principal) -> None:
-    """Whether an owner may keep another file. Raises ``StorageQuotaExceeded``.
+class Room(Record, frozen=True, kw_only=True):
+    """What an owner may keep, and what it keeps already."""
 
-    The size of a file is known when it is there, so the last one may go over the quota.
-    """
+    quota: int | None = None
+    stored: int = 0
+
+    async def within(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The same bytes. Raises ``StorageQuotaExceeded`` at the first that does not fit.
+
+        Several uploads at once each see only themselves: the commit counts again.
+        """
+        size = 0
+        async for piece in body:
+            size += len(piece)
+            if self.quota is not None:
+                budgets.keep(self.stored, size, self.quota)
+            yield piece
+
+
+async def upload(given: Services, who: Principal) -> Room:
+    """What an owner may still keep. Raises ``StorageQuotaExceeded`` where that is nothing."""
     quota = access.least(one.storage_bytes for one in who.limits)
     if quota is None:
-        return
+        return Room()
     stored = await given.store.budgets.stored(who.owner)
-    if stored >= quota:
-        raise StorageQuotaExceeded(
-            f"The storage quota is used up: {stored} of {quota} bytes. Delete files that are no "
-            "longer needed."
-        )
+    budgets.keep(stored, 1, quota)
+    return Room(quota=quota, stored=stored)
 
 
 def batch(given: Services, who: Principal, file: FileRecord) -> None:

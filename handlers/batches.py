@@ -11,8 +11,16 @@ from litestar.params import FromPath
 from tidemill import wire
 from tidemill.access import BATCH
 from tidemill.errors import BadRequest, NotFound
-from tidemill.handlers import allowance, creation, estimation, trail
-from tidemill.handlers.deps import Connection, Incoming, body, principal, services, whole_number
+from tidemill.handlers import allowance, creation, estimation
+from tidemill.handlers.deps import (
+    Connection,
+    Incoming,
+    actor,
+    body,
+    principal,
+    services,
+    whole_number,
+)
 from tidemill.handlers.files import execution_asked, provider_asked
 from tidemill.types import BatchRecord, FileRecord, NewBatch, Page
 
@@ -29,7 +37,7 @@ async def create_batch(request: Incoming) -> dict[str, Any]:
     who = await principal(request)
     given = services(request)
     asked = creation.parse(await body(request, MAX_BODY_BYTES))
-    idempotency_key, retried = _idempotency_key(request), _retried(request)
+    idempotency_key = _idempotency_key(request)
     file = None
     if _FILE_ID.fullmatch(asked.input_file_id):
         file = await given.store.files.get(asked.input_file_id, who.owner)
@@ -64,15 +72,13 @@ async def create_batch(request: Incoming) -> dict[str, Any]:
             params=asked.params,
             output_expires_after_s=asked.output_expires_after_s,
             idempotency_key=idempotency_key,
-            retried=retried,
+            retried=_retried(request),
             allow_duplicate=given.settings.allow_duplicate_batches,
             max_cost=asked.max_cost,
             hold=hold,
+            by=await actor(request),
         )
     )
-    # The answer to a repeated create is the first batch: it was not made again.
-    again = retried or idempotency_key is not None
-    await trail.note(request, "batch.created", batch.id, once=again)
     return wire.batch_object(batch)
 
 
@@ -103,9 +109,7 @@ async def cancel_batch(request: Incoming, batch_id: FromPath[str]) -> dict[str, 
     """Begin to cancel. The body is empty, whatever its content type says, and is not read."""
     batch = await owned_batch(request, batch_id)
     backend = services(request).backends.named(batch.placement.backend)
-    cancelled = await backend.cancel(batch)
-    await trail.note(request, "batch.cancelled", batch.id)
-    return wire.batch_object(cancelled)
+    return wire.batch_object(await backend.cancel(batch, await actor(request)))
 
 
 ROUTES = (create_batch, list_batches, retrieve_batch, cancel_batch)

@@ -18,7 +18,7 @@ from tidemill.pace import Pace
 from tidemill.ports import Inference, ProviderDesk, Registry, Store
 from tidemill.prices import Catalogue
 from tidemill.settings import Settings
-from tidemill.types import PoolStatus, Principal
+from tidemill.types import Actor, PoolStatus, Principal
 
 
 class Services(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +67,12 @@ async def principal(connection: Connection) -> Principal:
         connection.scope["user"] = who
     found: Principal = connection.scope["user"]
     return found
+
+
+async def actor(connection: Connection) -> Actor:
+    """Who does what this request asks for, for the audit trail."""
+    who = await principal(connection)
+    return Actor(id=who.key_id or who.owner, request_id=connection.scope["state"].get("request_id"))
 
 
 async def authenticated(connection: Connection, handler: BaseRouteHandler) -> None:

@@ -11,8 +11,15 @@ from litestar.params import FromPath
 from tidemill import wire
 from tidemill.access import BATCH
 from tidemill.errors import BadRequest, NotFound, TooLarge
-from tidemill.handlers import allowance, trail
-from tidemill.handlers.deps import Connection, Incoming, principal, services, whole_number
+from tidemill.handlers import allowance
+from tidemill.handlers.deps import (
+    Connection,
+    Incoming,
+    actor,
+    principal,
+    services,
+    whole_number,
+)
 from tidemill.handlers.form import UploadForm
 from tidemill.types import Execution, FileRecord, NewFile, Page, Placement, Upload
 
@@ -39,7 +46,7 @@ async def upload_file(request: Incoming) -> Response[dict[str, Any]]:
             f"The file is larger than the limit of {limit} bytes; split it into several files.",
             param="file",
         )
-    await allowance.upload(given, who)
+    room = await allowance.upload(given, who)
     form = UploadForm(request)
     execution, validation = (
         execution_asked(request),
@@ -48,8 +55,10 @@ async def upload_file(request: Incoming) -> Response[dict[str, Any]]:
     filename = await form.open()
     file = await given.backends.accept(
         Upload(
-            new=NewFile(owner=who.owner, filename=filename),
-            body=form.body(),
+            new=NewFile(
+                owner=who.owner, filename=filename, by=await actor(request), quota=room.quota
+            ),
+            body=room.within(form.body()),
             principal=who,
             execution=execution,
             provider=provider_asked(request),
@@ -57,7 +66,6 @@ async def upload_file(request: Incoming) -> Response[dict[str, Any]]:
             expiry=form.expiry,
         )
     )
-    await trail.note(request, "file.created", file.id)
     return Response(
         wire.file_object(file),
         status_code=200,
@@ -96,10 +104,9 @@ async def retrieve_file(request: Incoming, file_id: FromPath[str]) -> dict[str, 
 async def delete_file(request: Incoming, file_id: FromPath[str]) -> dict[str, Any]:
     """Forget a file and its bytes; results of its batches stay."""
     who = await principal(request)
-    known = _ID.fullmatch(file_id)
-    if not known or not await services(request).store.files.delete(file_id, who.owner):
+    files, by = services(request).store.files, await actor(request)
+    if not _ID.fullmatch(file_id) or not await files.delete(file_id, who.owner, by):
         raise no_such_file(file_id)
-    await trail.note(request, "file.deleted", file_id)
     return {"id": file_id, "object": "file", "deleted": True}
 
 

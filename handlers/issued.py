@@ -19,7 +19,7 @@ from tidemill import access, clock
 from tidemill.errors import Forbidden, InvariantBroken, SettingsError, Unauthenticated
 from tidemill.ports import Store
 from tidemill.settings import Settings
-from tidemill.types import Grant, KeyRecord
+from tidemill.types import Actor, Grant, KeyRecord
 
 log = structlog.get_logger()
 
@@ -162,7 +162,7 @@ class IssuedTokens:
             team_id=team_id,
         )
         try:
-            await self._store.keys.add(key)
+            await self._store.keys.add(key, Actor(id=id))
         except InvariantBroken:
             log.debug("a token's subject came twice at once", key=id)
         return await self._store.accounts.grant(id) or Grant(key=key)

@@ -1,4 +1,4 @@
-"""Teams, users and what a key grants with them; and the audit trail."""
+"""Teams, users and what a key grants with them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tidemill.errors import Conflict
 from tidemill.storage.queries import load
 from tidemill.storage.readers import Readers
 from tidemill.storage.records import key_record, limits_of, text
+from tidemill.storage.trail import note
 from tidemill.storage.writer import Tx, Writer
-from tidemill.types import Account, AccountKind, AuditEntry, Grant, Limits
+from tidemill.types import Account, AccountKind, Actor, Grant, Limits
 
 _Q = load("accounts")
-_A = load("audit")
 
 
 class SqliteAccounts:
@@ -24,13 +24,14 @@ class SqliteAccounts:
         self._writer = writer
         self._readers = readers
 
-    async def add(self, account: Account) -> None:
+    async def add(self, account: Account, by: Actor | None = None) -> None:
         """Raises ``Conflict`` when an open account of the kind has the name."""
         values = {**msgspec.structs.asdict(account), "limits": text(account.limits)}
 
         def write(tx: Tx) -> None:
             _free(tx, account.kind, account.name, account.id)
             tx.run(_Q["add"], values)
+            note(tx, by, f"{account.kind}.created", account.id)
 
         await self._writer.run(write)
 
@@ -48,7 +49,12 @@ class SqliteAccounts:
         return [_account(row) for row in rows]
 
     async def change(
-        self, id: str, *, name: str | None = None, limits: Limits | None = None
+        self,
+        id: str,
+        *,
+        name: str | None = None,
+        limits: Limits | None = None,
+        by: Actor | None = None,
     ) -> Account | None:
         """Change what is given; None when there is no such account.
 
@@ -63,15 +69,22 @@ class SqliteAccounts:
             if name is not None and row["closed_at"] is None:
                 _free(tx, row["kind"], name, id)
             tx.run(_Q["change"], values)
+            note(tx, by, f"{row['kind']}.changed", id)
             return _account(tx.one(_Q["by_id"], {"id": id}))
 
         return await self._writer.run(write)
 
-    async def close(self, id: str) -> bool:
+    async def close(self, id: str, by: Actor | None = None) -> bool:
         """Its keys may do nothing from now on; False when it was closed or never was."""
-        return await self._writer.run(
-            lambda tx: tx.run(_Q["close"], {"id": id, "now": tx.now_s}).rowcount == 1
-        )
+
+        def write(tx: Tx) -> bool:
+            row = tx.one(_Q["by_id"], {"id": id})
+            if tx.run(_Q["close"], {"id": id, "now": tx.now_s}).rowcount == 0:
+                return False
+            note(tx, by, f"{row['kind']}.closed", id)
+            return True
+
+        return await self._writer.run(write)
 
     async def grant(self, key_id: str) -> Grant | None:
         """A key with its team and user; None when the store has no such key."""
@@ -107,24 +120,3 @@ def _account(row: sqlite3.Row) -> Account:
         created_at=row["created_at"],
         closed_at=row["closed_at"],
     )
-
-
-class SqliteAudit:
-    """``ports.Audit``: rows are added and never changed, which the database sees to."""
-
-    def __init__(self, writer: Writer, readers: Readers) -> None:
-        self._writer = writer
-        self._readers = readers
-
-    async def note(self, entry: AuditEntry) -> None:
-        """Add an entry."""
-        values = msgspec.structs.asdict(entry)
-        await self._writer.run(lambda tx: tx.run(_A["note"], values).rowcount)
-
-    async def page(
-        self, *, after: int = 0, limit: int = 100, object: str | None = None
-    ) -> list[AuditEntry]:
-        """Entries with ``seq > after``, oldest first; ``object`` keeps those about one id."""
-        values = {"after": after, "limit": limit, "object": object}
-        rows = await self._readers.run(lambda conn: conn.execute(_A["page"], values).fetchall())
-        return [AuditEntry(**dict(row)) for row in rows]

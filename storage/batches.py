@@ -15,9 +15,11 @@ from tidemill.storage.files import ENDS
 from tidemill.storage.queries import load
 from tidemill.storage.readers import Readers
 from tidemill.storage.records import batch_record, placement_of, text
+from tidemill.storage.trail import note
 from tidemill.storage.writer import Finished, Tx, Writer
 from tidemill.types import (
     TERMINAL,
+    Actor,
     BatchRecord,
     BatchStatus,
     FileFacts,
@@ -101,9 +103,10 @@ class SqliteBatches:
         to: BatchStatus,
         *,
         problems: Sequence[Problem] = (),
+        by: Actor | None = None,
     ) -> BatchRecord | None:
         """Change state if it is one of ``frm``, stamp it, and at an end create the result files;
-        None when it was not.
+        None when it was not. ``by`` is who cancels.
 
         Raises ``ValueError`` for a move that the table of states does not have, and
         ``InvariantBroken`` for an end that would leave a line without its result row.
@@ -120,6 +123,8 @@ class SqliteBatches:
                 self._ensure(
                     row["id"], {"output": row["output_bytes"], "error": row["error_bytes"]}
                 )
+            if to is BatchStatus.CANCELLING:
+                note(tx, by, "batch.cancelled", row["id"], row["owner"])
             return _move(tx, row, to, problems)
 
         # An end begins a new commit: the rows before it are in the incremental files by then.
@@ -185,9 +190,11 @@ def _open(tx: Tx, new: NewBatch) -> BatchRecord:
     seq = cursor.lastrowid
     assert seq is not None
     money.reserve(tx, new, seq)
+    batch = batch_record(tx.one(_Q["by_seq"], {"seq": seq}))
+    note(tx, new.by, "batch.created", batch.id, batch.owner)
     crash_point("batch.open.before_commit")
     tx.after.append("batch.open.after_commit")
-    return batch_record(tx.one(_Q["by_seq"], {"seq": seq}))
+    return batch
 
 
 def _repeated(tx: Tx, new: NewBatch) -> BatchRecord | None:

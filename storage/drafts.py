@@ -11,8 +11,10 @@ import structlog
 from tidemill import ids
 from tidemill.crash import crash_point
 from tidemill.errors import InvariantBroken, TidemillError
+from tidemill.storage import money
 from tidemill.storage.queries import load
 from tidemill.storage.records import text
+from tidemill.storage.trail import note
 from tidemill.storage.writer import Tx, Writer
 from tidemill.types import FileFacts, FileRecord, NewFile
 
@@ -63,7 +65,7 @@ class SqliteDraft:
 
     async def commit(self, facts: FileFacts, *, expires_after_s: int | None = None) -> FileRecord:
         """Make the file visible, with its last chunks, in one commit. ``expires_after_s`` wins
-        over the one that the draft was opened with."""
+        over the one that the draft was opened with. Raises ``StorageQuotaExceeded``."""
         await self._settled()
         after_s = self._new.expires_after_s if expires_after_s is None else expires_after_s
         if after_s is None and self._new.purpose == "batch":
@@ -72,6 +74,7 @@ class SqliteDraft:
         def write(tx: Tx) -> FileRecord:
             if tx.run(_Q["hold_blob"], {"blob": self._blob}).rowcount != 1:
                 raise InvariantBroken("This draft is over.")
+            money.keep(tx, self._new, self._bytes)
             tx.conn.executemany(_Q["append_chunk"], self._waiting)
             values: dict[str, Any] = {
                 "id": ids.file_id(),
@@ -85,6 +88,7 @@ class SqliteDraft:
             cursor = tx.run(
                 _Q["insert_input"], {**values, "facts": text(facts), "blob": self._blob}
             )
+            note(tx, self._new.by, "file.created", values["id"], self._new.owner)
             crash_point("draft.commit.before_commit")
             tx.after.append("draft.commit.after_commit")
             assert cursor.lastrowid is not None

@@ -14,8 +14,9 @@ from tidemill.storage.drafts import SqliteDraft, remove_blob
 from tidemill.storage.queries import load
 from tidemill.storage.readers import Readers
 from tidemill.storage.records import file_record
+from tidemill.storage.trail import note
 from tidemill.storage.writer import Removed, Tx, Writer
-from tidemill.types import FileRecord, NewFile, Page
+from tidemill.types import Actor, FileRecord, NewFile, Page
 
 _Q = load("files")
 
@@ -78,7 +79,7 @@ class SqliteFiles:
         rows = await self._readers.run(read)
         return [file_record(row) for row in rows[: page.limit]], len(rows) > page.limit
 
-    async def delete(self, id: str, owner: str) -> bool:
+    async def delete(self, id: str, owner: str, by: Actor | None = None) -> bool:
         """False when there was nothing to delete. Raises ``FileInUse`` while an active batch reads
         it. The file is gone at once, its bytes at the next sweep."""
 
@@ -93,7 +94,10 @@ class SqliteFiles:
                     "cancel the batch or wait for its end."
                 )
             tx.after.append("file.delete.after_commit")
-            return tx.run(_Q["delete"], {"seq": row["seq"], "now": tx.now_s}).rowcount == 1
+            if tx.run(_Q["delete"], {"seq": row["seq"], "now": tx.now_s}).rowcount == 0:
+                return False
+            note(tx, by, "file.deleted", id, owner)
+            return True
 
         deleted = await self._writer.run(write)
         if deleted:

@@ -11,10 +11,11 @@ import anyio.to_thread
 
 from tidemill import clock as wall
 from tidemill.ports import Clock
-from tidemill.storage.accounts import SqliteAccounts, SqliteAudit
+from tidemill.storage.accounts import SqliteAccounts
 from tidemill.storage.migrations import migrate, pending
 from tidemill.storage.readers import Readers
 from tidemill.storage.tables import SqliteFacts, SqliteKeys, SqliteLedger
+from tidemill.storage.trail import SqliteAudit
 from tidemill.storage.writer import Writer
 
 
@@ -47,7 +48,7 @@ async def open_office(path: Path, *, clock: Clock = wall.now_f) -> AsyncIterator
             keys=SqliteKeys(writer, readers),
             accounts=SqliteAccounts(writer, readers),
             ledger=SqliteLedger(writer, readers),
-            audit=SqliteAudit(writer, readers),
+            audit=SqliteAudit(readers),
         )
 
 

@@ -26,6 +26,7 @@ from tidemill.types import (
     Lease,
     Limits,
     NewBatch,
+    NewFile,
     Purse,
     Usage,
     UsageQuery,
@@ -127,6 +128,12 @@ def reserve(tx: Tx, new: NewBatch, batch_seq: int) -> None:
         tx.run(_Q["reserve"], values)
 
 
+def keep(tx: Tx, new: NewFile, size: int) -> None:
+    """Admit a file of ``size`` bytes. Raises ``StorageQuotaExceeded``."""
+    if new.quota is not None:
+        budgets.keep(_stored(tx.conn, new.owner), size, new.quota)
+
+
 class SqliteBudgets:
     """``ports.Budgets``."""
 
@@ -164,9 +171,7 @@ class SqliteBudgets:
 
     async def stored(self, owner: str) -> int:
         """Bytes of the input files that an owner keeps."""
-        values = {"owner": owner}
-        row = await self._readers.run(lambda conn: conn.execute(_Q["stored"], values).fetchone())
-        return int(row[0])
+        return await self._readers.run(lambda conn: _stored(conn, owner))
 
 
 def _limited(conn: sqlite3.Connection, key_id: str | None) -> list[tuple[Kind, str, Limits]]:
@@ -243,6 +248,10 @@ def _hold(tx: Tx, lease: Lease, amount: int) -> budgets.Turn:
 def _held(conn: sqlite3.Connection, kind: Kind, id: str, own: int) -> sqlite3.Row:
     row: sqlite3.Row = conn.execute(_Q["active"], {"kind": kind, "id": id, "own": own}).fetchone()
     return row
+
+
+def _stored(conn: sqlite3.Connection, owner: str) -> int:
+    return int(conn.execute(_Q["stored"], {"owner": owner}).fetchone()[0])
 
 
 def _spent(conn: sqlite3.Connection, kind: Kind, id: str, month: int) -> int:

@@ -11,7 +11,7 @@ from tidemill import clock as wall
 from tidemill.ports import Clock
 from tidemill.prices import Catalogue
 from tidemill.storage import chunks
-from tidemill.storage.accounts import SqliteAccounts, SqliteAudit
+from tidemill.storage.accounts import SqliteAccounts
 from tidemill.storage.batches import SqliteBatches
 from tidemill.storage.files import SqliteFiles
 from tidemill.storage.incremental import Incremental
@@ -23,6 +23,7 @@ from tidemill.storage.money import SqliteBudgets
 from tidemill.storage.queries import load
 from tidemill.storage.readers import Readers
 from tidemill.storage.tables import SqliteFacts, SqliteKeys, SqliteLedger
+from tidemill.storage.trail import SqliteAudit
 from tidemill.storage.upstream import SqliteUpstream
 from tidemill.storage.writer import Writer
 
@@ -64,7 +65,7 @@ class SqliteStore:
         self.facts = SqliteFacts(self._writer, self._readers, clock)
         self.upstream = SqliteUpstream(self._writer, self._readers)
         self.accounts = SqliteAccounts(self._writer, self._readers)
-        self.audit = SqliteAudit(self._writer, self._readers)
+        self.audit = SqliteAudit(self._readers)
 
     async def start(self) -> None:
         """Take the store, migrate it, and make good what a dead process left half done.

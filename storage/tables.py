@@ -11,8 +11,9 @@ from tidemill.storage import money
 from tidemill.storage.queries import load
 from tidemill.storage.readers import Readers
 from tidemill.storage.records import key_record, text, usage_row
+from tidemill.storage.trail import note
 from tidemill.storage.writer import Tx, Writer
-from tidemill.types import KeyRecord, Limits, UsageQuery, UsageRow, UsageSum
+from tidemill.types import Actor, KeyRecord, Limits, UsageQuery, UsageRow, UsageSum
 
 _K = load("keys")
 _L = load("ledger")
@@ -45,9 +46,14 @@ class SqliteKeys:
         self._writer = writer
         self._readers = readers
 
-    async def add(self, key: KeyRecord) -> None:
+    async def add(self, key: KeyRecord, by: Actor | None = None) -> None:
         """Keep a key. Raises ``InvariantBroken`` when its id or digest is there already."""
-        await self._writer.run(lambda tx: tx.run(_K["add"], key_values(key)).rowcount)
+
+        def write(tx: Tx) -> None:
+            tx.run(_K["add"], key_values(key))
+            note(tx, by, "key.created", key.id, key.owner)
+
+        await self._writer.run(write)
 
     async def find(self, digest: str) -> KeyRecord | None:
         """None when unknown; revoked and expired keys are returned, the caller decides."""
@@ -61,11 +67,16 @@ class SqliteKeys:
         rows = await self._readers.run(lambda conn: conn.execute(_K["page"]).fetchall())
         return [key_record(row) for row in rows]
 
-    async def revoke(self, id: str) -> bool:
+    async def revoke(self, id: str, by: Actor | None = None) -> bool:
         """False when there is no such key or it was revoked before."""
-        return await self._writer.run(
-            lambda tx: tx.run(_K["revoke"], {"id": id, "now": tx.now_s}).rowcount == 1
-        )
+
+        def write(tx: Tx) -> bool:
+            if tx.run(_K["revoke"], {"id": id, "now": tx.now_s}).rowcount == 0:
+                return False
+            note(tx, by, "key.revoked", id, tx.one(_K["by_id"], {"id": id})["owner"])
+            return True
+
+        return await self._writer.run(write)
 
     async def change(
         self,
@@ -74,6 +85,7 @@ class SqliteKeys:
         name: str | None = None,
         limits: Limits | None = None,
         expires_at: int | None = None,
+        by: Actor | None = None,
     ) -> KeyRecord | None:
         """Change what is given; what the key owns stays its. None when there is no such key."""
         values = {
@@ -86,7 +98,10 @@ class SqliteKeys:
         def write(tx: Tx) -> KeyRecord | None:
             tx.run(_K["change"], values)
             row = tx.one(_K["by_id"], {"id": id})
-            return None if row is None else key_record(row)
+            if row is None:
+                return None
+            note(tx, by, "key.changed", id, row["owner"])
+            return key_record(row)
 
         return await self._writer.run(write)
 

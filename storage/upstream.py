@@ -13,8 +13,10 @@ from tidemill.storage.queries import load
 from tidemill.storage.readers import Readers
 from tidemill.storage.records import text
 from tidemill.storage.results import Ended, batch_of, end_lines, parsed
+from tidemill.storage.trail import note
 from tidemill.storage.writer import Tx, Writer
 from tidemill.types import (
+    SERVER,
     TERMINAL,
     Leftover,
     LineState,
@@ -86,7 +88,10 @@ class SqliteUpstream:
 
         def write(tx: Tx) -> bool:
             tx.run(_Q["withdraw_intent"], values)
-            return tx.run(_Q["withdraw"], values).rowcount == 1
+            gone = tx.one(_Q["withdraw"], values)
+            if gone is not None:
+                note(tx, SERVER, "batch.withdrawn", gone["id"], gone["owner"])
+            return gone is not None
 
         return await self._writer.run(write)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
-from tidemill.errors import BudgetExceeded, QuotaExceeded
+from tidemill.errors import BudgetExceeded, QuotaExceeded, StorageQuotaExceeded
 from tidemill.prices import shown
 from tidemill.types import Purse, Record
 
@@ -88,6 +88,18 @@ def admit(purses: Sequence[Purse], *, hold: int = 0, lines: int = 0, tokens: int
             )
         _enqueue(purse, "line", purse.lines, lines, limits.enqueued_lines)
         _enqueue(purse, "token", purse.tokens, tokens, limits.enqueued_tokens)
+
+
+def keep(stored: int, more: int, quota: int) -> None:
+    """Whether an owner that keeps ``stored`` bytes of input files may keep ``more``.
+
+    Raises ``StorageQuotaExceeded``.
+    """
+    if stored + more > quota:
+        raise StorageQuotaExceeded(
+            f"The file does not fit the storage quota: {stored} of {quota} bytes are used. Delete "
+            "files that are no longer needed."
+        )
 
 
 def _enqueue(purse: Purse, what: str, now: int, more: int, limit: int | None) -> None:

@@ -14,6 +14,7 @@ from tidemill.estimates import Examination
 from tidemill.types import (
     Account,
     AccountKind,
+    Actor,
     AuditEntry,
     BatchRecord,
     BatchStatus,
@@ -73,7 +74,7 @@ class Backend(Protocol):
     async def refresh(self, batch: BatchRecord) -> BatchRecord:
         """The batch as it is now; for a local batch the record itself."""
 
-    async def cancel(self, batch: BatchRecord) -> BatchRecord:
+    async def cancel(self, batch: BatchRecord, by: Actor | None = None) -> BatchRecord:
         """Begin to cancel. Idempotent while cancelling; raises ``NotCancellable`` when terminal."""
 
     def content(
@@ -225,7 +226,8 @@ class FileDraft(Protocol):
 
     async def commit(self, facts: FileFacts, *, expires_after_s: int | None = None) -> FileRecord:
         """Make the file visible, in one commit. ``expires_after_s`` wins over the one that the
-        draft was opened with: in a form it may follow the bytes."""
+        draft was opened with: in a form it may follow the bytes. Raises ``StorageQuotaExceeded``
+        where the owner would keep more than the quota."""
 
     async def discard(self) -> None:
         """Forget it; also after a failed ``commit``."""
@@ -242,7 +244,7 @@ class Files(Protocol):
     async def page(self, owner: str, page: Page) -> tuple[list[FileRecord], bool]:
         """A page and whether more follow. An unknown cursor gives an empty page."""
 
-    async def delete(self, id: str, owner: str) -> bool:
+    async def delete(self, id: str, owner: str, by: Actor | None = None) -> bool:
         """False when there was nothing to delete. Raises ``FileInUse`` while an active batch reads
         it."""
 
@@ -280,8 +282,10 @@ class Batches(Protocol):
         to: BatchStatus,
         *,
         problems: Sequence[Problem] = (),
+        by: Actor | None = None,
     ) -> BatchRecord | None:
         """Change state if it is one of ``frm`` and stamp the matching ``*_at``; else None.
+        ``by`` is who cancels.
 
         Into a terminal state the same commit creates the result files: an output file when there
         is a success row, an error file when there is a failure row."""
@@ -357,14 +361,14 @@ class Lines(Protocol):
 class Keys(Protocol):
     """API keys, by digest."""
 
-    async def add(self, key: KeyRecord) -> None: ...
+    async def add(self, key: KeyRecord, by: Actor | None = None) -> None: ...
 
     async def find(self, digest: str) -> KeyRecord | None:
         """None when unknown; revoked and expired keys are returned, the caller decides."""
 
     async def page(self) -> list[KeyRecord]: ...
 
-    async def revoke(self, id: str) -> bool: ...
+    async def revoke(self, id: str, by: Actor | None = None) -> bool: ...
 
     async def change(
         self,
@@ -373,6 +377,7 @@ class Keys(Protocol):
         name: str | None = None,
         limits: Limits | None = None,
         expires_at: int | None = None,
+        by: Actor | None = None,
     ) -> KeyRecord | None:
         """Change what is given; what the key owns stays its. None when there is no such key."""
 
@@ -383,7 +388,7 @@ class Keys(Protocol):
 class Accounts(Protocol):
     """Teams and users, and what they and a key grant together."""
 
-    async def add(self, account: Account) -> None:
+    async def add(self, account: Account, by: Actor | None = None) -> None:
         """Raises ``Conflict`` when an open account of the kind has the name."""
 
     async def get(self, kind: AccountKind, id_or_name: str) -> Account | None:
@@ -393,11 +398,16 @@ class Accounts(Protocol):
         """All of a kind, closed ones too, oldest first."""
 
     async def change(
-        self, id: str, *, name: str | None = None, limits: Limits | None = None
+        self,
+        id: str,
+        *,
+        name: str | None = None,
+        limits: Limits | None = None,
+        by: Actor | None = None,
     ) -> Account | None:
         """Change what is given; None when there is no such account."""
 
-    async def close(self, id: str) -> bool:
+    async def close(self, id: str, by: Actor | None = None) -> bool:
         """Its keys may do nothing from now on; False when it was closed or never was."""
 
     async def grant(self, key_id: str) -> Grant | None:
@@ -442,9 +452,8 @@ class Budgets(Protocol):
 
 
 class Audit(Protocol):
-    """Who did what. Entries are added and never changed."""
-
-    async def note(self, entry: AuditEntry) -> None: ...
+    """Who did what. What is done ``by`` an ``Actor`` writes its entry in its own commit, if it
+    changes anything; entries are never changed."""
 
     async def page(
         self, *, after: int = 0, limit: int = 100, object: str | None = None

@@ -82,6 +82,18 @@ class Principal(Record, frozen=True, kw_only=True):
     """Of the key, its team and its user: each holds."""
 
 
+class Actor(Record, frozen=True, kw_only=True):
+    """Who does something that the audit trail keeps; the entry is in the commit that does it."""
+
+    id: str
+    """Id of the key, or the owner where a request has none; ``cli`` for this machine's operator."""
+    request_id: str | None = None
+
+
+SERVER = Actor(id="server")
+"""Takes back what an actor began and a provider then did not take."""
+
+
 class KeyRecord(Record, frozen=True, kw_only=True):
     """An API key as stored: the secret itself is never kept, only its SHA-256."""
 
@@ -188,6 +200,9 @@ class NewFile(Record, frozen=True, kw_only=True):
     purpose: str = "batch"
     expires_after_s: int | None = None
     """Seconds from creation to expiry; None means the default of 30 days for purpose ``batch``."""
+    by: Actor | None = None
+    quota: int | None = None
+    """Bytes of input files that the owner may keep, with this one."""
 
 
 class FileFacts(Record, frozen=True, kw_only=True):
@@ -282,6 +297,7 @@ class NewBatch(Record, frozen=True, kw_only=True):
     """Micro-units; a line that would cross it does not start."""
     hold: int = 0
     """Micro-units to reserve in the budgets until the batch ends; settled costs use it up."""
+    by: Actor | None = None
 
 
 class BatchRecord(Record, frozen=True, kw_only=True):
@@ -512,12 +528,12 @@ class AuditEntry(Record, frozen=True, kw_only=True):
 
     at: int
     actor: str
-    """Id of the key, or the owner where a request has none; ``cli`` for this machine's operator."""
+    """As ``Actor.id``."""
     action: str
     """``object.verb``, e.g. ``batch.cancelled``."""
     object: str
     owner: str | None = None
-    """Owner of the object, which the actor need not be."""
+    """Owner of the object, which the actor need not be; teams and users have none."""
     request_id: str | None = None
     seq: int = 0
     """Given by the store."""

@@ -39,7 +39,8 @@ DELETE FROM upstream_batches WHERE batch_seq = :batch_seq AND settled_at IS NULL
 -- Only a batch that nothing has happened to.
 DELETE FROM batches
 WHERE seq = :batch_seq AND status = 'validating'
-AND queued = 0 AND running = 0 AND completed = 0 AND failed = 0;
+AND queued = 0 AND running = 0 AND completed = 0 AND failed = 0
+RETURNING id, owner;
 
 -- name: latch
 UPDATE upstream_batches SET latched_until = :until_at

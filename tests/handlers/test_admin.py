@@ -114,6 +114,20 @@ class TestAccounts:
         assert answer.json()["error"]["param"] == param
         assert (await _ok(await admin.client.get(f"/admin/v1/{path}")))["data"] == []
 
+    @pytest.mark.parametrize("field", ["scopes", "team", "user", "owner", "secret"])
+    async def test_what_cannot_be_changed_is_refused(self, admin: World, field: str) -> None:
+        """400, rather than 200 and no change: nobody shall believe that a key was narrowed."""
+        _, record = await key(admin)
+        path = f"/admin/v1/keys/{record.id}"
+        value = ["batch"] if field == "scopes" else "x"
+        answer = await admin.client.patch(path, json={field: value, "name": "new"})
+        assert answer.status_code == 400
+        assert field in answer.json()["error"]["message"]
+        account = await admin.client.post("/admin/v1/teams", json={"name": "t", field: value})
+        assert account.status_code == 400
+        [listed] = (await _ok(await admin.client.get("/admin/v1/keys")))["data"]
+        assert (listed["id"], listed["name"]) == (record.id, record.name)
+
     async def test_what_is_not_there_is_404(self, admin: World) -> None:
         """Teams, users, keys and batches alike; a name that is taken is 409."""
         client = admin.client

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
+import httpx
 import pytest
 
 from tests.handlers.principals import account, key, seen_by
 from tests.handlers.world import Open, World, line
 from tidemill.backends import guard
+from tidemill.storage.drafts import SqliteDraft
 from tidemill.types import Account, Limits
 
 pytestmark = pytest.mark.anyio
@@ -185,17 +188,75 @@ class TestPace:
 
 
 class TestStorage:
-    async def test_a_full_quota_takes_no_file(self, world: World) -> None:
-        """Until something is deleted."""
-        secret, _ = await key(world, limits=Limits(storage_bytes=10))
-        async with seen_by(world, secret) as mine:
+    async def test_a_file_that_passes_the_quota_is_not_kept(self, world: World) -> None:
+        """Until something is deleted; several keys of one owner share what it keeps."""
+        limits = Limits(storage_bytes=2 * len(line()))
+        team = await account(world, "team", "keeping", limits)
+        (secret, _), (other, _) = await key(world, team=team), await key(world, team=team)
+        async with seen_by(world, secret) as mine, seen_by(world, other) as mate:
             file = await mine.upload()
+            for data in (line() + line("b"), line() + b"\n"):
+                assert _code(await _sent(mate, data)) == (403, "storage_quota_exceeded")
+            await mate.upload()
+            assert _code(await _sent(mine, line())) == (403, "storage_quota_exceeded")
+            assert len((await mine.client.get("/v1/files")).json()["data"]) == 2
+            await mine.client.delete(f"/v1/files/{file['id']}")
+            await mate.upload()
+
+    async def test_nothing_past_the_quota_is_written(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is counted while the file comes in, not once all of it is there."""
+        secret, _ = await key(world, limits=Limits(storage_bytes=200_000))
+        written, append = 0, SqliteDraft.append
+
+        async def counted(draft: SqliteDraft, chunk: bytes) -> None:
+            nonlocal written
+            written += len(chunk)
+            await append(draft, chunk)
+
+        async def form() -> AsyncIterator[bytes]:
+            yield (
+                b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+                b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n'
+            )
+            for n in range(1_000):
+                yield line(f"c{n}", "x" * 1000)
+            yield b"\r\n--b--\r\n"
+
+        monkeypatch.setattr(SqliteDraft, "append", counted)
+        async with seen_by(world, secret) as mine:
             answer = await mine.client.post(
-                "/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", line())}
+                "/v1/files",
+                content=form(),
+                headers={"Content-Type": "multipart/form-data; boundary=b"},
             )
             assert _code(answer) == (403, "storage_quota_exceeded")
-            await mine.client.delete(f"/v1/files/{file['id']}")
-            await mine.upload()
+            assert answer.headers["x-should-retry"] == "false"
+            assert (await mine.client.get("/v1/files")).json()["data"] == []
+        assert 0 < written <= 200_000
+
+    async def test_uploads_at_once_do_not_pass_the_quota_together(self, world: World) -> None:
+        """Each alone would fit."""
+        size = len(line())
+        secret, record = await key(world, limits=Limits(storage_bytes=2 * size + 1))
+        async with seen_by(world, secret) as mine:
+            codes: list[int] = []
+
+            async def send() -> None:
+                codes.append((await _sent(mine, line())).status_code)
+
+            async with anyio.create_task_group() as tasks:
+                for _ in range(6):
+                    tasks.start_soon(send)
+            assert sorted(codes) == [200, 200, 403, 403, 403, 403]
+        assert await world.services.store.budgets.stored(record.owner) == 2 * size
+
+
+async def _sent(world: World, data: bytes) -> httpx.Response:
+    return await world.client.post(
+        "/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", data)}
+    )
 
 
 class TestMoney:

@@ -151,6 +151,8 @@ async def test_a_batch_that_nobody_took_can_be_withdrawn(store: SqliteStore) -> 
     await store.upstream.keep_batch(intent)
     assert await store.upstream.withdraw(batch.seq)
     assert await store.batches.get(batch.id, "o") is None
+    [entry] = await store.audit.page(object=batch.id)
+    assert (entry.actor, entry.action, entry.owner) == ("server", "batch.withdrawn", "o")
     assert await store.upstream.unsettled() == []
     assert await store.files.delete(file.id, "o")
 

@@ -9,7 +9,7 @@ import click
 
 from tidemill import clock, ids, limits
 from tidemill.cli import options
-from tidemill.cli.office import changed_limits, found, limit_flags, noted, on_office
+from tidemill.cli.office import OPERATOR, changed_limits, found, limit_flags, on_office
 from tidemill.cli.screen import Failed, emit, say, table, when
 from tidemill.types import Account, AccountKind, Limits
 
@@ -46,8 +46,7 @@ def _commands(group: click.Group, kind: AccountKind) -> None:
         )
 
         async def act(office: Office) -> None:
-            await office.accounts.add(account)
-            await noted(office, f"{kind}.created", account.id)
+            await office.accounts.add(account, OPERATOR)
 
         on_office(config, storage_path, act)
         emit(shown(account)) if as_json else click.echo(account.id)
@@ -91,8 +90,7 @@ def _commands(group: click.Group, kind: AccountKind) -> None:
         async def act(office: Office) -> Account:
             known = await found(office, kind, account)
             wanted = changed_limits(known.limits, given)
-            changed = await office.accounts.change(known.id, name=name, limits=wanted)
-            await noted(office, f"{kind}.changed", known.id)
+            changed = await office.accounts.change(known.id, name=name, limits=wanted, by=OPERATOR)
             return changed or known
 
         changed = on_office(config, storage_path, act)
@@ -107,9 +105,8 @@ def _commands(group: click.Group, kind: AccountKind) -> None:
     def close(account: str, config: Path | None, storage_path: str | None) -> None:
         async def act(office: Office) -> Account:
             known = await found(office, kind, account)
-            if not await office.accounts.close(known.id):
+            if not await office.accounts.close(known.id, OPERATOR):
                 raise Failed(f"The {kind} '{account}' was closed before")
-            await noted(office, f"{kind}.closed", known.id)
             return known
 
         say(f"Closed {on_office(config, storage_path, act).id}.")

@@ -10,7 +10,7 @@ import click
 
 from tidemill import access, clock, ids
 from tidemill.cli import options
-from tidemill.cli.office import changed_limits, found, limit_flags, noted, on_office
+from tidemill.cli.office import OPERATOR, changed_limits, found, limit_flags, on_office
 from tidemill.cli.screen import Failed, emit, say, table, when
 from tidemill.limits import written
 from tidemill.types import KeyRecord, Limits
@@ -78,8 +78,7 @@ def add(
             user_id=user_id,
             limits=limits,
         )
-        await office.keys.add(key)
-        await noted(office, "key.created", key.id, key.owner)
+        await office.keys.add(key, OPERATOR)
         return key
 
     key = on_office(config, storage_path, act)
@@ -126,12 +125,11 @@ def revoke(key_id: str, config: Path | None, storage_path: str | None) -> None:
     """Revoke a key. What it made stays."""
 
     async def act(office: Office) -> None:
-        if not await office.keys.revoke(key_id):
+        if not await office.keys.revoke(key_id, OPERATOR):
             raise Failed(
                 f"There is no key with the id {key_id} that could be revoked; 'tidemill keys "
                 "list' shows them"
             )
-        await noted(office, "key.revoked", key_id)
 
     on_office(config, storage_path, act)
     say(f"Revoked {key_id}.")
@@ -159,8 +157,7 @@ def change(
         if grant is None:
             raise Failed(f"There is no key with the id {key_id}; 'tidemill keys list' shows them")
         wanted = changed_limits(grant.key.limits, given)
-        changed = await office.keys.change(key_id, name=name, limits=wanted)
-        await noted(office, "key.changed", key_id, grant.key.owner)
+        changed = await office.keys.change(key_id, name=name, limits=wanted, by=OPERATOR)
         return changed or grant.key
 
     key = on_office(config, storage_path, act)

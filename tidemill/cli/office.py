@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 import click
 
-from tidemill import clock, limits
+from tidemill import limits
 from tidemill.cli.screen import Failed
 from tidemill.settings import load
-from tidemill.types import Account, AccountKind, AuditEntry, Limits
+from tidemill.types import Account, AccountKind, Actor, Limits
 
 if TYPE_CHECKING:
     from tidemill.storage.keyring import Office
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
-OPERATOR = "cli"
-"""The actor of what is done on this machine, in the audit trail."""
+OPERATOR = Actor(id="cli")
+"""Who does what is done on this machine, in the audit trail."""
 NONE = "none"
 
 _NUMBERS = (
@@ -109,12 +109,6 @@ def on_office(
             return await act(office)
 
     return anyio.run(work)
-
-
-async def noted(office: Office, action: str, object: str, owner: str | None = None) -> None:
-    """Write into the audit trail what the operator did."""
-    entry = AuditEntry(at=clock.now(), actor=OPERATOR, action=action, object=object, owner=owner)
-    await office.audit.note(entry)
 
 
 async def found(office: Office, kind: AccountKind, asked: str) -> Account:

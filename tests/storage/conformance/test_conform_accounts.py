@@ -1,4 +1,4 @@
-"""What every store does with teams, users, what keys grant with them, and the audit trail."""
+"""What every store does with teams, users, and what keys grant with them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from tests.storage.world import Hand
 from tidemill.errors import Conflict, InvariantBroken
 from tidemill.ports import Store
-from tidemill.types import Account, AuditEntry, Grant, KeyRecord, Lane, Limits
+from tidemill.types import Account, Grant, KeyRecord, Lane, Limits
 
 pytestmark = pytest.mark.anyio
 
@@ -103,18 +103,3 @@ async def test_last_use_only_goes_forward(store: Store) -> None:
     await store.keys.touch({"key_1": 40})
     await store.keys.touch({})
     assert [key.last_used_at for key in await store.keys.page()] == [50, None]
-
-
-async def test_the_audit_trail_is_read_in_order(store: Store) -> None:
-    """From a place on, or about one object only."""
-    entries = [
-        AuditEntry(at=n, actor="key_1", action=f"batch.{verb}", object=f"batch_{n % 2}")
-        for n, verb in enumerate(["created", "created", "cancelled"])
-    ]
-    for entry in entries:
-        await store.audit.note(entry)
-    first = await store.audit.page(limit=2)
-    rest = await store.audit.page(after=first[-1].seq)
-    assert [msgspec.structs.replace(one, seq=0) for one in first + rest] == entries
-    about = await store.audit.page(object="batch_0")
-    assert [one.action for one in about] == ["batch.created", "batch.cancelled"]
