@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -57,6 +58,8 @@ def _hub(model: str) -> Path:
         raise SettingsError(
             f"Model '{model}' needs huggingface_hub: install it with pip install 'tidemill[hub]'."
         ) from exc
+    # It says each of its own attempts, twice; what matters is said below, once.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         return Path(hf_hub_download(repo_id=match["repo"], filename=match["file"]))
     except (OSError, ValueError) as exc:

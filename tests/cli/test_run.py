@@ -119,7 +119,7 @@ def test_a_bad_file_is_shown_with_its_lines(tidemill: Run, live: Server, tmp_pat
         (["in.jsonl", "-o", "o", "--url", "http://127.0.0.1:1", "--slots", "3"], "slots"),
         (["in.jsonl", "-o", "o", "--url", "localhost:1"], "--url"),
         (["in.jsonl", "-o", "o", "--slots", "many"], "slots"),
-        (["in.jsonl", "-o", "o", "--engine", "steam"], "engine"),
+        (["in.jsonl", "-o", "o", "--engine", "steam"], "one of llama, echo"),
         (["in.jsonl", "-o", "in.jsonl"], "in.jsonl"),
         (["in.jsonl", "-o", "./sub/../in.jsonl"], "in.jsonl"),
         (["in.jsonl", "-o", "o", "-e", "in.jsonl"], "in.jsonl"),
@@ -212,3 +212,12 @@ def test_advice_can_be_pasted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert program() == ".venv/bin/tidemill"
     (tmp_path / "tidemill").touch(mode=0o755)
     assert program() == "tidemill"
+
+
+def test_a_wrong_model_is_told_the_right_ones(tidemill: Run, live: Server, tmp_path: Path) -> None:
+    """A script that was written for another server names that server's."""
+    (tmp_path / "in.jsonl").write_bytes(jsonl([chat("a", "one", model="gpt-4.1")]))
+    for words in (("run", "in.jsonl", "-o", "out.jsonl"), ("check", "in.jsonl")):
+        ran = tidemill(*words, "--url", live.base_url)
+        assert ran.code == 1
+        assert f"Models that {live.base_url} answers with: echo.\n" in ran.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import click
 import msgspec
 
 from tidemill.cli import options
-from tidemill.cli.screen import Failed, emit, problem_table, table, when
+from tidemill.cli.screen import Failed, emit, problem_table, say, table, when
+from tidemill.client import ApiError, TidemillClient
 from tidemill.errors import InvalidFile, TidemillError
 from tidemill.jsonl import Checker
 from tidemill.settings import load
@@ -97,6 +99,8 @@ def _ask(path: Path, url: str, api_key: str | None, as_json: bool) -> None:
         emit(found)
     elif found["problems"]:
         problem_table(found["problems"])
+        with options.client(url, api_key) as client:
+            hint(client, found["problems"])
     else:
         _report(found)
     if found["problems"]:
@@ -104,6 +108,16 @@ def _ask(path: Path, url: str, api_key: str | None, as_json: bool) -> None:
         raise Failed(f"{path} has {n} problem{'s' if n > 1 else ''}")
     if not found["ok"]:
         raise Failed(found["budget"]["message"].rstrip("."))
+
+
+def hint(client: TidemillClient, problems: Sequence[dict[str, Any]]) -> None:
+    """Where a model is wrong, say which ones are right."""
+    if any(problem["code"] == "model_not_found" for problem in problems):
+        try:
+            names = ", ".join(model["id"] for model in client.list_models())
+        except ApiError:
+            return  # a key for batches alone may not ask; the problems are said already
+        say(f"Models that {client.root} answers with: {names or 'none'}.")
 
 
 def _report(found: dict[str, Any]) -> None:

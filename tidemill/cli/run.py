@@ -15,6 +15,7 @@ import click
 from tidemill import clock
 from tidemill.cli import answers, options
 from tidemill.cli.batches import judge
+from tidemill.cli.check import hint
 from tidemill.cli.child import ServerProcess, StartFailed
 from tidemill.cli.screen import Exit, Failed, batch_bar, emit, problem_table, program, rate, say
 from tidemill.client import ApiError, TidemillClient
@@ -195,6 +196,7 @@ def _create(client: TidemillClient, path: Path | None, endpoint: str | None) -> 
     except ApiError as exc:
         if exc.problems:
             problem_table(exc.problems)
+            hint(client, exc.problems)
         raise
     batch = client.create_batch(file["id"], endpoint or _endpoint_of(path))
     return str(batch["id"])

@@ -81,15 +81,15 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, right: str =
             column,
             overflow="fold",
             justify="right" if column in right.split(",") else "left",
-            # An id that is cut in two cannot be copied.
-            no_wrap=any(cells) and all(_WHOLE.fullmatch(cell) for cell in cells if cell),
+            # One that is cut in two cannot be copied.
+            no_wrap=any(cells) and all(_ID.fullmatch(cell) for cell in cells if cell),
         )
     for row in rows:
         grid.add_row(*(Text(_plain(cell)) for cell in row))
     out().print(grid)
 
 
-_WHOLE = re.compile(r"(batch|file|key|team|user)[-_]\w+|\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ")
+_ID = re.compile(r"(batch|file|key|team|user)[-_]\w+")
 
 # Cells hold what models and strangers wrote: it must not steer the terminal.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

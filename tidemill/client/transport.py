@@ -52,7 +52,9 @@ def lost(exc: httpx.TransportError) -> Lost:
     """A broken connection as a value. A request that can never be sent is raised again."""
     if isinstance(exc, (httpx.UnsupportedProtocol, httpx.LocalProtocolError)):
         raise exc
-    return Lost(str(exc) or type(exc).__name__)
+    asked = exc.request.url
+    root = f"{asked.scheme}://{asked.netloc.decode('ascii')}"
+    return Lost(f"{root}: {str(exc) or type(exc).__name__}")
 
 
 def lower(headers: httpx.Headers) -> dict[str, str]:
