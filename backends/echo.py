@@ -136,7 +136,7 @@ class EchoReplica:
         for one in embedding.inputs:
             count = len(one.split()) if isinstance(one, str) else len(one)
             if count > self._context:
-                raise _too_long(count, self._context)
+                raise _too_long(count, self._context, "input")
             tokens += count
             vectors.append(_vector(one, size))
         self._read += tokens
@@ -163,7 +163,8 @@ class EchoReplica:
         count = _count(generation)
         context = self._bound(generation)
         if count > context:
-            raise _too_long(count, context)
+            field = "prompt" if generation.messages is None else "messages"
+            raise _too_long(count, context, field)
         return count
 
     async def _directed(self, asked: str) -> str:
@@ -204,9 +205,9 @@ def _failure(status: int, options: str) -> TidemillError:
     return error
 
 
-def _too_long(count: int, context: int) -> ContextLengthExceeded:
+def _too_long(count: int, context: int, field: str) -> ContextLengthExceeded:
     return ContextLengthExceeded(
-        f"Prompt length {count} exceeds model context {context}", param="messages"
+        f"Prompt length {count} exceeds model context {context}", param=field
     )
 
 

@@ -50,6 +50,11 @@ _STREAMING: dict[str, Any] = {**_COMPLETING, "/v1/responses": responses_stream}
 Booked = Callable[[str, Usage], None]
 """Told model and usage once, when a stream ends, however it ends."""
 
+_FIELDS: dict[str, dict[str, str]] = {
+    "/v1/responses": {"messages": "input", "response_format": "text.format"},
+}
+"""Engines name the fields of chat and completions; per endpoint, what the client calls them."""
+
 _STREAMED_LINE = Refusal(
     status_code=400,
     code="streaming_unsupported",
@@ -136,7 +141,11 @@ class LocalInference:
             if request.stream:
                 return _STREAMED_LINE
             replica, ask = self._ask(request.model, model, lane, owner, defaults)
-            pieces = await wholes(replica, kind.plan(request, ask))
+            generations = kind.plan(request, ask)
+            try:
+                pieces = await wholes(replica, generations)
+            except TidemillError as error:
+                raise _as_asked(endpoint, error) from error.__cause__
             raw, usage = kind.answer(request, ask, pieces)
         except TidemillError as error:
             return refusal(error)
@@ -176,7 +185,7 @@ class LocalInference:
         ended: dict[int, Piece] = {}
         seen = [0] * len(generations)
         pieces = merged(replica, generations)
-        events = _STREAMING[endpoint].stream(request, ask, _counted(pieces, seen), ended)
+        events = _STREAMING[endpoint].stream(request, ask, _counted(pieces, seen, endpoint), ended)
         begun = False
         try:
             async for one in events:
@@ -236,15 +245,25 @@ def _too_deep() -> RequestRefused:
     return RequestRefused("The body is nested too deeply.", code="invalid_json")
 
 
+def _as_asked(endpoint: str, error: TidemillError) -> TidemillError:
+    """The engine's error, with the field under the name that the client gave it."""
+    if error.param is not None:
+        error.param = _FIELDS.get(endpoint, {}).get(error.param, error.param)
+    return error
+
+
 async def _counted(
-    pieces: AsyncIterator[tuple[int, Piece]], seen: list[int]
+    pieces: AsyncIterator[tuple[int, Piece]], seen: list[int], endpoint: str
 ) -> AsyncIterator[tuple[int, Piece]]:
     """Count pieces per choice. Raises ``EngineLost`` when they stop before every choice ended."""
     left = len(seen)
-    async for index, piece in pieces:
-        seen[index] += 1
-        left -= piece.finish is not None
-        yield index, piece
+    try:
+        async for index, piece in pieces:
+            seen[index] += 1
+            left -= piece.finish is not None
+            yield index, piece
+    except TidemillError as error:
+        raise _as_asked(endpoint, error) from error.__cause__
     if left:
         raise unfinished()
 

@@ -13,7 +13,8 @@ from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 from pydantic import BaseModel
 
-from tests.backends.inference.conftest import CHAT, EMBED, RESPONSES, TEXT, Ask, chat
+from tests.backends.inference.conftest import CHAT, EMBED, RESPONSES, TEXT, Ask, chat, minimal
+from tidemill.backends.echo import CONTEXT
 from tidemill.types import Answer, Refusal, Usage
 
 pytestmark = pytest.mark.anyio
@@ -230,3 +231,26 @@ async def test_a_prompt_beyond_the_context_never_ran(ask: Ask) -> None:
     assert outcome.status_code is None
     assert outcome.code == "context_length_exceeded"
     assert outcome.message == "Prompt length 101 exceeds model context 100"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "field"),
+    [(CHAT, "messages"), (TEXT, "prompt"), (RESPONSES, "input"), (EMBED, "input")],
+)
+async def test_a_prompt_that_is_too_long_is_named_as_the_client_named_it(
+    ask: Ask, endpoint: str, field: str
+) -> None:
+    """Not as the engine calls it."""
+    words = "w " * (CONTEXT + 1)
+    body = chat(words) if endpoint == CHAT else {**minimal(endpoint), field: words}
+    outcome = await ask(endpoint, body)
+    assert isinstance(outcome, Refusal)
+    assert (outcome.code, outcome.param) == ("context_length_exceeded", field)
+
+
+async def test_a_schema_that_cannot_be_is_named_as_the_client_named_it(ask: Ask) -> None:
+    """``text.format`` is what ``response_format`` is elsewhere."""
+    format = {"type": "json_schema", "name": "x", "schema": {"type": "wat"}}
+    outcome = await ask(RESPONSES, minimal(RESPONSES, text={"format": format}))
+    assert isinstance(outcome, Refusal)
+    assert (outcome.status_code, outcome.param) == (400, "text.format")

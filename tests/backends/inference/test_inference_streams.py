@@ -14,8 +14,9 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from tests.backends.inference.conftest import CHAT, RESPONSES, TEXT, Ask, Watched, chat
+from tidemill.backends.echo import CONTEXT
 from tidemill.backends.inference import LocalInference
-from tidemill.errors import EngineLost, RequestRefused, TidemillError
+from tidemill.errors import ContextLengthExceeded, EngineLost, RequestRefused, TidemillError
 from tidemill.types import Answer, Generation, Piece, Usage
 
 pytestmark = pytest.mark.anyio
@@ -208,6 +209,9 @@ async def test_a_refusal_before_the_first_event_is_raised(inference: LocalInfere
             await events(inference, CHAT, body, booked)
     with pytest.raises(RequestRefused):
         await events(inference, RESPONSES, {"model": "echo", "input": "a b"} | {"n": 1}, booked)
+    with pytest.raises(ContextLengthExceeded) as caught:
+        await events(inference, RESPONSES, {"model": "echo", "input": "w " * (CONTEXT + 1)}, booked)
+    assert caught.value.param == "input"
     assert booked == []
 
 
