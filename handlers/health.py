@@ -12,7 +12,8 @@ from prometheus_client import generate_latest
 from tidemill import telemetry
 from tidemill.handlers.deps import Incoming, Services, services
 
-_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_METRICS_TYPE = "text/plain; version=0.0.4"
+"""The framework adds the charset."""
 
 
 @route("/health", http_method=["GET", "HEAD"], opt={"public": True})

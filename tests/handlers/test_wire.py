@@ -331,7 +331,9 @@ async def test_metrics(world: World) -> None:
     for n in range(30):
         await world.client.get(f"/v1/files/file-{n}")
         await world.client.request(f"M{n}".ljust(9, "X"), f"/nope/{n}")
-    text = (await world.client.get("/metrics")).text
+    answer = await world.client.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    text = answer.text
     assert 'route="/v1/files/{file_id}",status="404"' in text
     assert 'tidemill_pool{field="intake_pool_capacity"} 1e+06' in text
     assert 'tidemill_replica_up{model="echo"} 1.0' in text
