@@ -164,6 +164,7 @@ def test_settings_say_where_each_value_comes_from(
     [
         (["serve", "--max-pool-size", "0"], {}, "max_pool_size"),
         (["serve", "--validation", "never"], {}, "validation"),
+        (["serve", "--engine", "magic"], {}, "Expected one of llama, echo"),
         (["serve", "--no-such-thing"], {}, "--no-such-thing"),
         (["settings"], {"TIDEMILL_SLOTS": "many"}, "TIDEMILL_SLOTS"),
         (["settings"], {"TIDEMILL_TYPO": "1"}, "TIDEMILL_TYPO"),
