@@ -60,6 +60,7 @@ def test_upload_create_poll_download(client: OpenAI) -> None:
     assert file.filename == "größe 1.jsonl"
     assert file.expires_at == file.created_at + MONTH_S
     assert client.files.retrieve(file.id) == file
+    assert client.files.wait_for_processing(file.id, max_wait_seconds=0) == file
     content = client.files.content(file.id).content
     assert len(content) == file.bytes
     assert content == jsonl([chat("0", "hello"), chat("1", "größe 🌊")])
