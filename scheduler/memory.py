@@ -164,25 +164,30 @@ class Memory(Generic[C]):
         if source == seq:
             self._save(seq, beyond=length)
         else:
-            if source < 0:  # used last: the last to be given up
+            if source < 0:  # used last, and so the last to be given up
                 self._aside[source] = self._aside.pop(source)
             self._vacate(seq)
             if source not in self._holders:
                 return 0
-            if source < 0:
-                # The side gives a conversation back that goes on; from one that only begins alike
-                # it gives a copy.
-                goes_on = length == self._holders[source].done
-                if not self._engine.resume(source, seq, keep=not goes_on):
-                    goes_on, length = True, 0
-                if goes_on:
-                    self._drop(source)
-                    del self._aside[source]
-            elif not self._engine.copy(source, seq):
-                length = 0
-        if length:
-            self._engine.trim(seq, length)
+            came = (
+                self._fetch(source, seq, length) if source < 0 else self._engine.copy(source, seq)
+            )
+            if not came:
+                self._engine.forget(seq)
+                return 0
+        self._engine.trim(seq, length)
         return length
+
+    def _fetch(self, source: int, seq: int, length: int) -> bool:
+        """From the side onto an id: a conversation that goes on comes back; of one that only begins
+        alike a copy does."""
+        goes_on = length == self._holders[source].done
+        came = self._engine.resume(source, seq, keep=True)
+        if goes_on or not came:
+            self._drop(source)
+            del self._aside[source]
+            self._engine.discard(source)
+        return came
 
     def _best(self, sequence: Sequence[C], seq: int) -> tuple[int, int]:
         """Holder and length of the longest beginning that is computed; the id itself if it has as

@@ -264,6 +264,33 @@ def test_parking_a_line_goes_before_keeping_a_conversation() -> None:
     assert loop.gauges().parked == 1
 
 
+@pytest.mark.parametrize("more", [[8, 8], [9] * 40])
+def test_what_cannot_be_brought_back_is_computed(more: list[int]) -> None:
+    """A conversation whose state is of no use is dropped, and its next turn computed."""
+
+    class Forgetful(Arithmetic):
+        def resume(self, key: int, seq: int, *, keep: bool = False) -> bool:
+            if not keep:
+                del self.parked[key]
+            return False
+
+        def copy(self, source: int, to: int) -> bool:
+            return False
+
+    engine = Forgetful(Limits(slots=2, rows=514), reuses=True)
+    loop = Loop(engine)
+    first = ticket(1, SYSTEM, lane=Lane.INTERACTIVE, limit=1)
+    drive(loop, [first])
+    drive(loop, [ticket(i, [30 + i] * 50, limit=3) for i in (2, 3)])
+    assert engine.parked
+    second = ticket(4, SYSTEM[:60] + more, lane=Lane.INTERACTIVE, limit=3)
+    drive(loop, [second])
+    check([second])
+    assert got(second).cached == 0
+    loop._memory.close()
+    assert engine.parked == {}
+
+
 def test_several_choices_compute_their_prompt_once() -> None:
     """``n`` choices arrive together, interactive too."""
     engine = engine_of()
