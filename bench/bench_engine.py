@@ -1,7 +1,9 @@
 """The engine against llama.cpp's own programs, and against itself. Run: make bench-engine
 
-Same weights, same requests, same number of compute threads, medians of interleaved repetitions.
-What was not compared is said in the last line, which is the only one made for a machine::
+Same requests, same number of compute threads, medians of interleaved repetitions. llama-server gets
+the file as the user has it, and once the rewritten weights that the engine uses; batched-bench gets
+the latter. What was not compared is said in the last line, which is the only one made for a
+machine::
 
     engine: A x llama-server, B x batched-bench, prefix C x, ttft D x idle
 """
@@ -103,14 +105,14 @@ def bare_loop(model: Path, *, sequences: int, threads: int) -> float:
     from tidemill.scheduler.loop import Loop, Sampled, Ticket
     from tidemill.types import FinishReason, Lane, Sampling
 
-    class Counted:
-        tokens = 0
+    made = itertools.count()
 
+    class Counted:
         def reused(self, tokens: int) -> None:
             """Nothing is."""
 
         def take(self, sampled: Sampled) -> FinishReason | None:
-            Counted.tokens += 1
+            next(made)
             return None
 
         def finish(self, reason: FinishReason) -> None:
@@ -148,7 +150,7 @@ def bare_loop(model: Path, *, sequences: int, threads: int) -> float:
     loop.close()
     engine.join()
     weights.close()
-    return Counted.tokens / took
+    return next(made) / took
 
 
 def interactive(client: OpenAI, n: int, folder: Path, batch: list[bytes]) -> tuple[float, float]:
@@ -186,7 +188,7 @@ def main(arguments: list[str] | None = None) -> None:
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--repetitions", type=int, default=3)
     options.add_argument("--chats", type=int, default=20)
-    options.add_argument("--weights", default="q8_0", choices=("as-is", "q8_0", "q4_0"))
+    options.add_argument("--weights", default="auto", choices=("auto", "as-is", "q8_0", "q4_0"))
     options.add_argument("--tools", type=Path, help="where llama.cpp's programs are or are built")
     given = options.parse_args(arguments)
     from tidemill.backends.llama.layout import laid_out
@@ -194,7 +196,8 @@ def main(arguments: list[str] | None = None) -> None:
     from tidemill.backends.llama.weights import resolve
 
     log = silence(4)
-    model = laid_out(resolve("smollm2"), given.weights, on_gpu=False, threads=1, say=print)
+    given_file = resolve("smollm2")
+    model = laid_out(given_file, given.weights, on_gpu=False, threads=1, say=print)
     programs = llama_tools.build(given.tools.resolve()) if given.tools else None
     n, slots, threads = given.requests, given.slots, given.threads
     ratios = {"llama-server": "not compared", "batched-bench": "not compared"}
@@ -229,7 +232,7 @@ def main(arguments: list[str] | None = None) -> None:
         ]
         if programs is not None:
             theirs = llama_tools.LlamaServer(
-                programs, model, slots=slots, context=1024, threads=threads
+                programs, given_file, slots=slots, context=1024, threads=threads
             )
             with theirs:
                 theirs.answer(lines(slots))
@@ -239,6 +242,15 @@ def main(arguments: list[str] | None = None) -> None:
                 again = rated("shared prompt (against llama-server)", given.repetitions, *shared)
             ratios["llama-server"] = f"{whole[0] / whole[1]:.2f} x llama-server"
             prefix = f"{again[0] / again[1]:.2f} x llama-server's"
+            equal = llama_tools.LlamaServer(
+                programs, model, slots=slots, context=1024, threads=threads
+            )
+            with equal:
+                equal.answer(lines(slots))
+                plain[1] = lambda: equal.answer(lines(n))
+                shared[1] = lambda: equal.answer(lines(n, system=system))
+                rated("batch (against llama-server, equal weights)", 1, *plain)
+                rated("shared prompt (against llama-server, equal weights)", 1, *shared)
         else:
             whole = rated("batch", given.repetitions, *plain)
             again = rated("shared prompt", given.repetitions, *shared)
