@@ -67,7 +67,9 @@ class LocalBackend:
     async def examine(self, upload: Upload) -> Examination:
         """Check an upload and place it, as ``accept`` does, and keep nothing."""
         checker, tally = self._checker(upload), Tally(None, sample=SAMPLE)
+        size = 0
         async for piece in upload.body:
+            size += len(piece)
             checker.feed(piece)
             tally.feed(piece)
         _, facts = checker.finish()
@@ -75,7 +77,7 @@ class LocalBackend:
             facts = await self._place(facts, upload)
         demand = tally.finish()
         samples = {model: tuple(bodies) for model, bodies in tally.samples.items()}
-        return Examination(facts=facts, demand=demand, samples=samples)
+        return Examination(facts=facts, size=size, demand=demand, samples=samples)
 
     def _checker(self, upload: Upload) -> Checker:
         return Checker(

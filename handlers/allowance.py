@@ -61,13 +61,14 @@ class Room(Record, frozen=True, kw_only=True):
             yield piece
 
 
-async def upload(given: Services, who: Principal) -> Room:
-    """What an owner may still keep. Raises ``StorageQuotaExceeded`` where that is nothing."""
+async def upload(given: Services, who: Principal, size: int = 1) -> Room:
+    """What an owner may still keep. Raises ``StorageQuotaExceeded`` where that is less than
+    ``size`` bytes."""
     quota = access.least(one.storage_bytes for one in who.limits)
     if quota is None:
         return Room()
     stored = await given.store.budgets.stored(who.owner)
-    budgets.keep(stored, 1, quota)
+    budgets.keep(stored, size, quota)
     return Room(quota=quota, stored=stored)
 
 

@@ -16,7 +16,7 @@ from tidemill import budgets, clock
 from tidemill.access import BATCH
 from tidemill.errors import BadRequest, InvalidFile, NotSupported, TidemillError
 from tidemill.estimates import Demand, Examination
-from tidemill.handlers import estimation
+from tidemill.handlers import allowance, estimation
 from tidemill.handlers.deps import Incoming, Services, body, principal, services
 from tidemill.handlers.files import execution_asked, no_such_file, provider_asked
 from tidemill.handlers.form import UploadForm
@@ -48,14 +48,14 @@ async def preflight(request: Incoming) -> dict[str, Any]:
             raise
         problem = Problem(code=exc.code or "refused", message=exc.message, param=exc.param)
         return _refused((problem,))
-    return await _report(given, who, found)
+    return await _report(given, who, found, stored=not _is_form(request))
 
 
 ROUTES = (preflight,)
 
 
 async def _content(request: Incoming, given: Services, who: Principal) -> AsyncIterator[bytes]:
-    if request.headers.get("content-type", "").startswith("multipart/"):
+    if _is_form(request):
         form = UploadForm(request)
         await form.open()
         return form.body()
@@ -76,6 +76,10 @@ async def _content(request: Incoming, given: Services, who: Principal) -> AsyncI
     return given.store.files.read(file)
 
 
+def _is_form(request: Incoming) -> bool:
+    return request.headers.get("content-type", "").startswith("multipart/")
+
+
 def _refused(problems: tuple[Problem, ...]) -> dict[str, Any]:
     return {
         "object": "batch.preflight",
@@ -84,7 +88,9 @@ def _refused(problems: tuple[Problem, ...]) -> dict[str, Any]:
     }
 
 
-async def _report(given: Services, who: Principal, found: Examination) -> dict[str, Any]:
+async def _report(
+    given: Services, who: Principal, found: Examination, *, stored: bool
+) -> dict[str, Any]:
     facts, placement = found.facts, found.facts.placement
     demand: dict[str, Demand] = {}
     models = []
@@ -92,7 +98,7 @@ async def _report(given: Services, who: Principal, found: Examination) -> dict[s
         demand[model], how = await _counted(given, found, model, estimated)
         models.append(_model(given, placement, model, demand[model], how))
     cost = estimation.cost(given, demand, placement)
-    budget = await _budget(given, who, cost, found)
+    budget = await _budget(given, who, cost, found, stored=stored)
     return {
         "object": "batch.preflight",
         "ok": budget["ok"],
@@ -152,14 +158,19 @@ async def _counted(
     return Demand(lines=estimated.lines, usage=usage), how
 
 
-async def _budget(given: Services, who: Principal, cost: int, found: Examination) -> dict[str, Any]:
-    tokens = sum(demand.usage.input for demand in found.demand.values())
+async def _budget(
+    given: Services, who: Principal, cost: int, found: Examination, *, stored: bool
+) -> dict[str, Any]:
+    """Whether there is money for the estimate and room for the file and its lines, by the rules
+    that an upload and a create go by."""
     try:
+        if not stored:
+            await allowance.upload(given, who, found.size)
         budgets.admit(
             await given.store.budgets.purses(who.key_id),
             hold=cost,
             lines=found.facts.lines,
-            tokens=tokens,
+            tokens=found.size // budgets.BYTES_PER_TOKEN,
         )
     except TidemillError as exc:
         return {"ok": False, "code": exc.code, "message": exc.message}
@@ -167,11 +178,12 @@ async def _budget(given: Services, who: Principal, cost: int, found: Examination
 
 
 async def _finish(given: Services, lines: int, placement: Placement) -> int | None:
-    """When the last line would be done at the pace of the last minute; None: nobody can tell."""
+    """When the last line would be done, behind those that wait, at the measured pace; None: nothing
+    was measured yet, or a provider decides."""
     if placement.execution != LOCAL:
         return None
     pool = await given.pool_status()
     waiting = pool.intake_pool_size + pool.scheduling_pool_active + lines
-    if pool.lines_per_second <= 0:
+    if pool.drain_rate <= 0:
         return None
-    return clock.now() + round(waiting / pool.lines_per_second)
+    return clock.now() + round(waiting / pool.drain_rate)

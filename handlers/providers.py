@@ -7,18 +7,20 @@ from typing import Any
 from litestar import delete, get
 from litestar.params import FromPath
 
-from tidemill import wire
+from tidemill import access, wire
 from tidemill.access import ADMIN
 from tidemill.errors import NotFound
 from tidemill.handlers.deps import Incoming, principal, services
+from tidemill.types import Principal
 
 
 @get("/providers")
 async def list_providers(request: Incoming) -> dict[str, Any]:
-    """Each provider with its verdict, the verdict's age and reason, and the models not batched."""
-    await principal(request)
-    desk = services(request).providers
-    return wire.list_object([] if desk is None else await desk.report(), has_more=False)
+    """Each provider that the key may use, with its verdict, the verdict's age and reason, and the
+    models not batched; of the models those that the key may use there."""
+    who, desk = await principal(request), services(request).providers
+    rows = [] if desk is None else await desk.report()
+    return wire.list_object([_seen_by(who, row) for row in rows if _uses(who, row)], has_more=False)
 
 
 @delete("/providers/{provider:str}/refusals", status_code=200, opt={"scope": ADMIN})
@@ -30,6 +32,21 @@ async def forget_refusals(request: Incoming, provider: FromPath[str]) -> dict[st
         raise NotFound(f"No provider is named '{provider[:100]}'.", param="provider")
     models = request.query_params.getall("model", None)
     return {"object": "provider.refusals", "forgotten": await desk.forget(provider, models)}
+
+
+def _uses(who: Principal, row: dict[str, Any]) -> bool:
+    return access.uses(who.limits, row["id"])
+
+
+def _seen_by(who: Principal, row: dict[str, Any]) -> dict[str, Any]:
+    def may(model: str) -> bool:
+        return access.permits(who.limits, model, row["id"])
+
+    return {
+        **row,
+        "models": [model for model in row["models"] if may(model)],
+        "not_batched": [one for one in row["not_batched"] if may(one["model"])],
+    }
 
 
 ROUTES = (list_providers, forget_refusals)

@@ -25,12 +25,17 @@ class DrainRate:
     def __init__(self) -> None:
         self._settled: deque[tuple[float, int]] = deque()
         self._sum = 0
+        self.measured = 0.0
+        """The rate when lines were last settled: of use to who asks while there is nothing to do.
+        0.0 before the first."""
 
     def add(self, lines: int, now: float | None = None) -> None:
         """Note that ``lines`` were settled."""
         self._trim(now := clock.monotonic() if now is None else now)
-        self._settled.append((now, lines))
-        self._sum += lines
+        if lines:
+            self._settled.append((now, lines))
+            self._sum += lines
+            self.measured = self.per_second(now)
 
     def per_second(self, now: float | None = None) -> float:
         """Lines per second; 0.0 when nothing was settled within the window."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import anyio
 
@@ -23,6 +23,7 @@ from tidemill.storage.records import text
 from tidemill.storage.writer import Tx, Writer
 from tidemill.types import (
     BatchStatus,
+    Grouping,
     Lease,
     Limits,
     NewBatch,
@@ -88,12 +89,11 @@ def _accounts_of(tx: Tx, key_id: str | None) -> tuple[str | None, str | None]:
 
 def report(conn: sqlite3.Connection, query: UsageQuery) -> list[UsageSum]:
     """Sums of usage rows by group, in the groups' order."""
-    groupings = ("day", "model", "team", "user", "key", "batch", "execution", "tier")
     values = {
         "since_at": query.since_at,
         "until_at": query.until_at,
         "owner": query.owner,
-        **{name: name in query.by for name in groupings},
+        **{name: name in query.by for name in get_args(Grouping)},
     }
     sums = [
         UsageSum(

@@ -259,6 +259,7 @@ def _pool_status(
             scheduling_pool_capacity=pool.capacity,
             active_batches=runner.active_batches,
             lines_per_second=round(runner.rate.per_second(), 3),
+            drain_rate=round(runner.rate.measured, 3),
             replicas={name: replica.status() for name, replica in replicas.items()},
         )
 

@@ -98,6 +98,8 @@ class Examination(Record, frozen=True, kw_only=True):
     """What an upload would be, had it been kept."""
 
     facts: FileFacts
+    size: int
+    """Bytes of the file."""
     demand: dict[str, Demand]
     """By model."""
     samples: dict[str, tuple[bytes, ...]]

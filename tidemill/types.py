@@ -485,7 +485,9 @@ class UsageRow(Record, frozen=True, kw_only=True):
     """Version of the catalogue that had the price; empty: none had one."""
 
 
-Grouping = Literal["day", "model", "team", "user", "key", "batch", "execution", "tier"]
+Grouping = Literal["day", "model", "team", "user", "key", "batch", "provider", "execution", "tier"]
+"""``provider`` served it, null: this server's own engines. ``execution`` is as on a batch:
+``provider`` for what a provider's Batch API ran, ``local`` for what ran from here."""
 
 
 class UsageQuery(Record, frozen=True, kw_only=True):
@@ -772,4 +774,6 @@ class PoolStatus(Record, frozen=True, kw_only=True):
     pool_mode: bool = True
     lines_per_second: float = 0.0
     """Measured drain rate over the last minute."""
+    drain_rate: float = 0.0
+    """Lines per second as last measured while there was work; 0: nothing has been settled yet."""
     replicas: dict[str, ReplicaStatus] = {}

@@ -82,7 +82,8 @@ SELECT coalesce(sum(bytes), 0) FROM files
 WHERE owner = :owner AND kind = 'input' AND deleted_at IS NULL;
 
 -- name: report
--- One sum per group; what is not grouped by is null. A day is UTC.
+-- One sum per group; what is not grouped by is null. A day is UTC. A row's `execution` is the place
+-- that served it, and only a provider's Batch API books at the tier 'batch'.
 SELECT
     CASE WHEN :day THEN date(u.at, 'unixepoch') END AS day,
     CASE WHEN :model THEN u.model END AS model,
@@ -90,12 +91,14 @@ SELECT
     CASE WHEN :user THEN u.user_id END AS user,
     CASE WHEN :key THEN u.key_id END AS key,
     CASE WHEN :batch THEN b.id END AS batch,
-    CASE WHEN :execution THEN u.execution END AS execution,
+    CASE WHEN :provider THEN nullif(u.execution, 'local') END AS provider,
+    CASE WHEN :execution THEN CASE u.tier WHEN 'batch' THEN 'provider' ELSE 'local' END END
+        AS execution,
     CASE WHEN :tier THEN u.tier END AS tier,
     count(*) AS rows,
     sum(u.input) AS input, sum(u.cached) AS cached, sum(u.output) AS output,
     sum(u.reasoning) AS reasoning, sum(u.cost) AS cost
 FROM usage AS u LEFT JOIN batches AS b ON b.seq = u.batch_seq
 WHERE u.at >= :since_at AND u.at < :until_at AND (:owner IS NULL OR u.owner = :owner)
-GROUP BY 1, 2, 3, 4, 5, 6, 7, 8
-ORDER BY 1, 2, 3, 4, 5, 6, 7, 8;
+GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9
+ORDER BY 1, 2, 3, 4, 5, 6, 7, 8, 9;

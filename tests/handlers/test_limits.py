@@ -14,7 +14,7 @@ from tests.handlers.principals import account, key, seen_by
 from tests.handlers.world import Open, World, line
 from tidemill.backends import guard
 from tidemill.storage.drafts import SqliteDraft
-from tidemill.types import Account, Limits
+from tidemill.types import Account, Embedded, Embedding, Generation, Lane, Limits, Piece
 
 pytestmark = pytest.mark.anyio
 
@@ -185,6 +185,51 @@ class TestPace:
         async with seen_by(world, second[0]) as other:
             answer = await other.client.post("/v1/chat/completions", json=CHAT)
             assert _code(answer) == (429, "rate_limit_exceeded")
+
+
+class TestLane:
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_the_ceiling_reaches_the_engine(
+        self, world: World, monkeypatch: pytest.MonkeyPatch, stream: bool
+    ) -> None:
+        """Of key, team and user the lowest counts, on every interactive route."""
+        lanes: list[Lane] = []
+        generate, embed = world.engine.generate, world.engine.embed
+
+        def generated(asked: Generation) -> AsyncIterator[Piece]:
+            lanes.append(asked.lane)
+            return generate(asked)
+
+        async def embedded(asked: Embedding) -> Embedded:
+            lanes.append(asked.lane)
+            return await embed(asked)
+
+        monkeypatch.setattr(world.engine, "generate", generated)
+        monkeypatch.setattr(world.engine, "embed", embedded)
+        name = "streamed" if stream else "whole"
+        team = await account(world, "team", name, Limits(lane=Lane.JOB))
+        user = await account(world, "user", name, Limits(lane=Lane.BATCH))
+        routes = {
+            "/v1/chat/completions": {"messages": CHAT["messages"]},
+            "/openai/deployments/echo/chat/completions": {"messages": CHAT["messages"]},
+            "/v1/completions": {"prompt": "hi"},
+            "/v1/responses": {"input": "hi"},
+            "/v1/embeddings": {"input": "hi"},
+        }
+        for secret, lane in (
+            ((await key(world))[0], Lane.INTERACTIVE),
+            ((await key(world, limits=Limits(lane=Lane.JOB)))[0], Lane.JOB),
+            ((await key(world, team=team))[0], Lane.JOB),
+            ((await key(world, team=team, user=user))[0], Lane.BATCH),
+            ((await key(world, team=team, limits=Limits(lane=Lane.BATCH)))[0], Lane.BATCH),
+        ):
+            async with seen_by(world, secret) as mine:
+                for path, body in routes.items():
+                    more = {"stream": True} if stream and "embeddings" not in path else {}
+                    answer = await mine.client.post(path, json={"model": "echo", **body, **more})
+                    assert answer.status_code == 200, answer.text
+            assert lanes == [lane] * len(routes)
+            lanes.clear()
 
 
 class TestStorage:

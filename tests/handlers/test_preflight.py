@@ -10,6 +10,7 @@ import pytest
 
 from tests.handlers.principals import key, seen_by
 from tests.handlers.world import Open, World, line
+from tidemill import clock
 from tidemill.types import Limits
 
 pytestmark = pytest.mark.anyio
@@ -100,3 +101,51 @@ async def test_cost_and_budget_are_estimated(open_world: Open, tmp_path: Path) -
             await world.services.store.keys.change(record.id, limits=Limits(monthly_budget=30))
             found = await _ask(mine, data)
             assert (found["ok"], found["budget"]["code"]) == (False, "budget_exceeded")
+
+
+async def test_the_verdict_is_that_of_the_upload_and_the_create(world: World) -> None:
+    """A limit that would refuse either refuses here, to the byte, and one that would not does
+    not."""
+    data = line("a", "word " * 100)
+    for limits, code in (
+        (Limits(storage_bytes=len(data) - 1), "storage_quota_exceeded"),
+        (Limits(storage_bytes=len(data)), None),
+        (Limits(enqueued_lines=0), "line_limit_exceeded"),
+        (Limits(enqueued_tokens=len(data) // 4 - 1), "token_limit_exceeded"),
+        (Limits(enqueued_tokens=len(data) // 4), None),
+    ):
+        secret, _ = await key(world, limits=limits)
+        async with seen_by(world, secret) as mine:
+            told = (await _ask(mine, data))["budget"]
+            assert (told["ok"], told["code"]) == (code is None, code)
+            done = await mine.client.post(
+                "/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", data)}
+            )
+            if done.status_code == 200:
+                asked = {"input_file_id": done.json()["id"], "endpoint": "/v1/chat/completions"}
+                done = await mine.client.post("/v1/batches", json=asked)
+            assert done.json().get("error", {}).get("code") == code
+
+
+async def test_a_stored_file_is_not_stored_again(world: World) -> None:
+    """What its owner keeps already needs no room in the quota."""
+    secret, _ = await key(world, limits=Limits(storage_bytes=len(line())))
+    async with seen_by(world, secret) as mine:
+        file = await mine.upload()
+        asked = {"input_file_id": file["id"]}
+        answer = await mine.client.post("/v1/batches/preflight", json=asked)
+        assert answer.json()["ok"] is True
+
+
+async def test_the_end_is_expected_by_the_measured_pace(open_world: Open) -> None:
+    """Nothing is promised before a line has run; afterwards also while nothing runs."""
+    async with open_world() as world:
+        assert (await _ask(world, line()))["expected_finish_at"] is None
+        await world.finished((await world.create(line("a") + line("b")))["id"])
+        status = (await world.client.get("/v1/pool/status")).json()
+        assert status["drain_rate"] > 0
+        before = clock.now()
+        found = await _ask(world, b"".join(line(f"c{n}") for n in range(300)))
+        assert found["expected_finish_at"] - before == pytest.approx(
+            300 / status["drain_rate"], abs=2
+        )

@@ -63,3 +63,14 @@ def test_the_scheduling_pool_counts() -> None:
     assert pool.active == 2
     with pytest.raises(AssertionError):
         pool.leave(3)
+
+
+def test_the_last_measured_rate_outlives_the_minute() -> None:
+    """Who asks while nothing runs is told the pace of the last work, undiluted by the rest."""
+    rate = DrainRate()
+    assert rate.measured == 0.0
+    rate.add(100, now=0.0)
+    rate.add(100, now=10.0)
+    rate.add(0, now=500.0)
+    assert rate.measured == pytest.approx(20.0)
+    assert rate.per_second(now=500.0) == 0.0

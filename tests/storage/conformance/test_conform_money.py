@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import get_args
 
 import anyio
 import pytest
@@ -28,6 +29,7 @@ from tidemill.ports import Store
 from tidemill.types import (
     Account,
     FileFacts,
+    Grouping,
     KeyRecord,
     Limits,
     LineState,
@@ -138,6 +140,50 @@ async def test_interactive_requests_fill_the_same_purse(store: Store) -> None:
     ]
     [total] = await store.ledger.report(UsageQuery(until_at=2**40, owner="team_1"))
     assert (total.group, total.rows, total.usage.output) == ({}, 2, 2 * ANSWER.usage.output)
+
+
+async def test_usage_is_added_up_by_whatever_is_asked_for(store: Store) -> None:
+    """Whose tokens and how they were run are two things; a day ends at midnight UTC; the sums of
+    the groups are the sum of all."""
+    midnight = 1_800_057_600
+
+    def row(at: int, execution: str, tier: str) -> UsageRow:
+        return UsageRow(
+            owner="team_1",
+            key_id="key_1",
+            model="m",
+            execution=execution,
+            tier=tier,
+            usage=ANSWER.usage,
+            batch_id=None,
+            custom_id=None,
+            at=at,
+        )
+
+    rows = [
+        row(midnight - 1, "local", "standard"),
+        row(midnight, "up", "standard"),
+        row(midnight, "up", "batch"),
+        row(midnight + 86_399, "up", "batch"),
+    ]
+    await store.ledger.book(rows)
+
+    async def counted(*by: Grouping) -> list[tuple[dict[str, str | None], int]]:
+        sums = await store.ledger.report(UsageQuery(until_at=2**40, by=by))
+        assert sum(one.usage.output for one in sums) == 4 * ANSWER.usage.output
+        return [(one.group, one.rows) for one in sums]
+
+    assert await counted("provider", "execution") == [
+        ({"provider": None, "execution": "local"}, 1),
+        ({"provider": "up", "execution": "local"}, 1),
+        ({"provider": "up", "execution": "provider"}, 2),
+    ]
+    assert await counted("day") == [({"day": "2027-01-15"}, 1), ({"day": "2027-01-16"}, 3)]
+    for grouping in get_args(Grouping):
+        assert sum(n for _, n in await counted(grouping)) == 4
+    assert await counted("team", "user", "key") == [
+        ({"team": "team_1", "user": "user_1", "key": "key_1"}, 4)
+    ]
 
 
 async def test_a_budget_begins_anew_each_month(store: Store, clock: Hand) -> None:
