@@ -74,10 +74,25 @@ def test_what_cannot_be_is_one_sentence(
     tidemill: Run, store: tuple[str, Path], arguments: tuple[str, ...]
 ) -> None:
     """On standard error, with an exit code."""
+    assert tidemill("migrate", *store).code == 0
     done = tidemill(*arguments, *store)
     assert done.code in (1, 2)
     assert done.err.startswith("Error: ")
     assert "Traceback" not in done.err
+    assert "There is no store" not in done.err
+
+
+@pytest.mark.parametrize(
+    "words", [("usage",), ("audit",), ("keys", "list"), ("teams", "list"), ("keys", "revoke", "k")]
+)
+def test_a_mistyped_path_is_no_empty_store(
+    tidemill: Run, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """It would look as if nothing had been used; only adding makes a store."""
+    ran = tidemill(*words, "--storage-path", "nowhere")
+    assert ran.code == 1
+    assert "There is no store in nowhere" in ran.err
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_usage_is_there_while_the_server_runs(tidemill: Run, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ DRAWERS = {"utils", "util", "common", "helpers", "helper", "misc"}
 MOST_LINES = 400
 ONE_PAGE = {
     "tidemill/types.py": "every record of the system, read side by side",
+    "tidemill/ports.py": "every seam of the system, on one page",
 }
 """Files that may be longer, and why."""
 

@@ -48,7 +48,7 @@ def _commands(group: click.Group, kind: AccountKind) -> None:
         async def act(office: Office) -> None:
             await office.accounts.add(account, OPERATOR)
 
-        on_office(config, storage_path, act)
+        on_office(config, storage_path, act, makes=True)
         emit(shown(account)) if as_json else click.echo(account.id)
 
     add.help = f"Add a {kind} called NAME."

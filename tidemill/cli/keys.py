@@ -81,7 +81,7 @@ def add(
         await office.keys.add(key, OPERATOR)
         return key
 
-    key = on_office(config, storage_path, act)
+    key = on_office(config, storage_path, act, makes=True)
     if as_json:
         emit({**shown(key), "secret": secret})
     else:

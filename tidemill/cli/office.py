@@ -97,12 +97,21 @@ def _at(values: Sequence[str]) -> dict[str, list[str]]:
 
 
 def on_office(
-    config: Path | None, storage_path: str | None, act: Callable[[Office], Awaitable[T]]
+    config: Path | None,
+    storage_path: str | None,
+    act: Callable[[Office], Awaitable[T]],
+    *,
+    makes: bool = False,
 ) -> T:
-    """Do something on the store, also while a server runs on it."""
+    """Do something on the store, also while a server runs on it. ``makes``: a store that is not
+    there is made; else ``Failed`` is raised, because a mistyped path would look like no use."""
     settings = load({"storage_path": storage_path}, toml=config).settings
     # Late: the other commands start without loading the store.
+    from tidemill.storage.connections import DATABASE
     from tidemill.storage.keyring import open_office
+
+    if not makes and not Path(settings.storage_path, DATABASE).exists():
+        raise Failed(f"There is no store in {settings.storage_path}; --storage-path names another")
 
     async def work() -> T:
         async with open_office(Path(settings.storage_path)) as office:
