@@ -358,8 +358,6 @@ def _check(row: Row, value: Any, source: str) -> None:
         reason = str(exc).split(" - at")[0]
         if row.choices:
             reason = f"Expected one of {', '.join(row.choices)}"
-        if row.choices:
-            reason = f"Expected one of {', '.join(row.choices)}"
     if reason is not None:
         shown = "" if row.secret else f" {value!r}"
         raise SettingsError(f"Bad value{shown} for setting '{row.name}' ({source}): {reason}.")
