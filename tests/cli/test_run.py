@@ -146,6 +146,7 @@ def test_a_server_that_cannot_start_is_explained(
         ran = tidemill("run", requests, "-o", "o", "--engine", "echo", "--storage-path", "store")
     assert ran.code == 3
     assert "in use by process" in ran.err
+    assert "or send the file to that server with --url" in ran.err
 
 
 def test_ctrl_c_says_how_to_go_on_and_resume_does(tmp_path: Path) -> None:

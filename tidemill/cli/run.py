@@ -168,7 +168,8 @@ def _server(
         base_url = process.start()
     except StartFailed as exc:
         code = Exit.USAGE if exc.code == Exit.USAGE else Exit.UNREACHABLE
-        raise Failed(f"{exc} (the server's log is {process.log})", code) from exc
+        there = "; or send the file to that server with --url" if " in use by " in str(exc) else ""
+        raise Failed(f"{exc}{there} (the server's log is {process.log})", code) from exc
     try:
         key = api_key or loaded.settings.api_keys.split(",")[0] or None
         with TidemillClient(base_url, key, connection_retries=1) as client:
