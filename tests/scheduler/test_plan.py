@@ -42,7 +42,7 @@ def scenes(draw: st.DrawFn) -> tuple[list[Candidate], Limits]:
     candidates.sort(key=lambda c: c.order)
     if candidates and draw(st.booleans()):
         i = draw(st.integers(0, len(candidates) - 1))
-        left = min(candidates[i].left, limits.prefill_shared)
+        left = min(candidates[i].left, limits.prefill_shared, limits.rows)
         candidates[i] = msgspec.structs.replace(candidates[i], alone=True, left=left)
     return candidates, limits
 
