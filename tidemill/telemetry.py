@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
+from typing import TextIO, cast
 
 import structlog
 import structlog.tracebacks
@@ -76,8 +78,28 @@ def lines_settled(succeeded: int, failed: int) -> None:
     LINES_SETTLED.labels("failed").inc(failed)
 
 
+class _Unfailing:
+    """A stream whose reader may go away: what cannot be written is lost, and the server goes on.
+
+    A broken pipe met while a batch is being closed would otherwise end the loop that closes it.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+
 def configure_logging(settings: Settings) -> None:
     """Write log lines to standard error, as JSON or for eyes; libraries' lines look the same."""
+    stream = cast(TextIO, _Unfailing(sys.stderr))
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -102,9 +124,9 @@ def configure_logging(settings: Settings) -> None:
     structlog.configure(
         processors=[*shared, *render],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(stream),
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,

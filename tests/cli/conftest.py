@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from tests.worlds.server import Server
 from tidemill.cli import main
@@ -33,13 +35,17 @@ Run = Callable[..., Ran]
 
 @pytest.fixture
 def tidemill(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Run:
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> Iterator[Run]:
     """Run a command in an empty folder, with none of the machine's own settings."""
     for name in list(os.environ):
         if name.startswith(("TIDEMILL_", "LOGOS_")) or name == "PORT":
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
+    # What a command says about logging must not outlive it: its standard error does not.
+    monkeypatch.setattr(logging.getLogger(), "handlers", logging.getLogger().handlers[:])
 
     def run(*args: object) -> Ran:
         capsys.readouterr()
@@ -48,7 +54,8 @@ def tidemill(
         assert "Traceback" not in captured.err
         return Ran(code, captured.out, captured.err)
 
-    return run
+    yield run
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="module")

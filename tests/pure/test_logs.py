@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+import structlog
+
+from tidemill import telemetry
+from tidemill.settings import Settings
 
 PROGRAM = textwrap.dedent(
     """
@@ -56,3 +61,19 @@ def test_a_traceback_tells_where_and_not_what_the_variables_held(
     assert "in answer" in ran.stderr or '"name": "answer"' in ran.stderr
     assert "sk-the-secret" not in ran.stderr
     assert "very private prompt" not in ran.stderr
+
+
+def test_a_log_whose_reader_has_gone_is_lost_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A closed standard error does not reach whoever logs."""
+    gone = (tmp_path / "gone").open("w")
+    monkeypatch.setattr("sys.stderr", gone)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    telemetry.configure_logging(Settings())
+    gone.close()
+    try:
+        structlog.get_logger().warning("nobody reads this")
+        logging.getLogger("elsewhere").warning("nor this")
+    finally:
+        structlog.reset_defaults()
