@@ -57,6 +57,7 @@ opened = st.tuples(
 )
 leased = st.tuples(st.just("lease"), st.integers(0, 3), st.integers(1, 4))
 answered = st.tuples(st.just("answer"), st.integers(0, 5), st.integers(1, MOST), st.booleans())
+relet = st.tuples(st.just("relet"), st.integers(0, 5), st.integers(1, MOST))
 others = (
     st.tuples(st.just("fail"), st.integers(0, 5)),
     st.tuples(st.just("retry"), st.integers(0, 5)),
@@ -70,8 +71,8 @@ others = (
 steps = st.builds(
     lambda first, run, rest: [*first, *run, *rest],
     st.lists(opened, min_size=2, max_size=3),
-    st.lists(st.one_of(leased, leased, answered), min_size=4, max_size=8),
-    st.lists(st.one_of(leased, answered, leased, answered, opened, *others), max_size=12),
+    st.lists(st.one_of(leased, leased, relet, answered), min_size=4, max_size=8),
+    st.lists(st.one_of(leased, answered, leased, relet, answered, opened, *others), max_size=12),
 )
 
 
@@ -140,10 +141,22 @@ class Bill:
     async def late(self, which: int, tokens: int) -> None:
         """A settlement, or a hold, of a lease that is over changes nothing."""
         if self.old:
-            one = self.old[which % len(self.old)]
+            # First those whose line runs again: only there could an old token do harm.
+            again = {(one.batch_seq, one.no) for one in self.flight}
+            old = [one for one in self.old if (one.batch_seq, one.no) in again] or self.old
+            one = old[which % len(old)]
             ended = settlement(one, Answer(body=b"{}", usage=Usage(output=tokens)))
             await self.store.lines.settle([ended])
             await self.store.budgets.hold(one, tokens)
+
+    async def relet(self, which: int, tokens: int) -> None:
+        """A line comes back and runs again, and whoever had it before speaks up."""
+        if self.flight:
+            await self.retry(which)
+            given_back = self.old[-1].batch_seq
+            which = next(n for n, one in enumerate(self.batches) if one.seq == given_back)
+            await self.lease(which, 4)
+            await self.late(0, tokens)
 
     async def close(self, which: int, closing: S) -> None:
         if self.batches:
