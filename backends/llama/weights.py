@@ -54,6 +54,7 @@ def _hub(model: str) -> Path:
         raise SettingsError(f"Model '{model}' is not of the form hf://org/repo/file.gguf.")
     try:
         from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
     except ImportError as exc:
         raise SettingsError(
             f"Model '{model}' needs huggingface_hub: install it with pip install 'tidemill[hub]'."
@@ -62,6 +63,11 @@ def _hub(model: str) -> Path:
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         return Path(hf_hub_download(repo_id=match["repo"], filename=match["file"]))
+    except LocalEntryNotFoundError as exc:
+        raise SettingsError(
+            f"Model '{model}' is not in the local cache and the Hub cannot be reached; go online "
+            "once, or name a GGUF file that is here."
+        ) from exc
     except (OSError, ValueError) as exc:
         # The library's own errors derive from these two; their texts run over many lines.
         reason = str(exc).strip().split("\n")[0].rstrip(".") or type(exc).__name__

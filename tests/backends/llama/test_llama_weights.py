@@ -12,6 +12,10 @@ from tidemill.backends.llama import weights
 from tidemill.errors import SettingsError
 
 
+class NotHere(FileNotFoundError, ValueError):
+    """What the library raises offline for a file that it never fetched."""
+
+
 def hub(monkeypatch: pytest.MonkeyPatch, result: Path | Exception) -> list[tuple[str, str]]:
     """Stand in for huggingface_hub, whose server is not ours; returns what it is asked for."""
     asked: list[tuple[str, str]] = []
@@ -24,7 +28,10 @@ def hub(monkeypatch: pytest.MonkeyPatch, result: Path | Exception) -> list[tuple
 
     module = ModuleType("huggingface_hub")
     monkeypatch.setattr(module, "hf_hub_download", hf_hub_download, raising=False)
+    errors = ModuleType("huggingface_hub.errors")
+    monkeypatch.setattr(errors, "LocalEntryNotFoundError", NotHere, raising=False)
     monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+    monkeypatch.setitem(sys.modules, "huggingface_hub.errors", errors)
     return asked
 
 
@@ -88,6 +95,14 @@ def test_the_hub_out_of_reach_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -
     assert str(caught.value) == (
         "Model 'hf://org/repo/m.gguf' could not be fetched: We couldn't connect to the hub."
     )
+
+
+def test_offline_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that was never fetched, and no way to fetch it now."""
+    hub(monkeypatch, NotHere("An error happened. Please check your connection and try again."))
+    with pytest.raises(SettingsError, match="not in the local cache") as said:
+        weights.resolve("hf://org/repo/m.gguf")
+    assert str(said.value).count(". ") == 0
 
 
 def test_the_hub_without_its_library_says_what_to_install(
