@@ -16,8 +16,12 @@ from tidemill.cli.office import on_office
 from tidemill.cli.screen import emit, out, table, when
 from tidemill.types import UsageSum
 
+NUMBERS = ("requests", "input_tokens", "output_tokens", "cost")
 BAR = "▏▎▍▌▋▊▉█"
 BAR_CELLS = 24
+"""At most; at least ``BAR_CELLS_LEAST``, or there is none: a bar in two lines tells nothing."""
+BAR_CELLS_LEAST = 4
+GAP = 2
 
 
 @click.command()
@@ -48,40 +52,51 @@ def usage(
     except ValueError as exc:
         raise click.UsageError(f"{exc}.") from None
     sums = on_office(config, storage_path, lambda office: office.ledger.report(query))
-    rows = reports.rows(sums)
     if as_csv:
         click.echo(reports.as_csv(query.by, sums), nl=False)
     elif as_json:
-        emit(rows)
+        emit(reports.rows(sums))
     else:
-        numbers = ("requests", "input_tokens", "output_tokens", "cost")
-        bars = _bars(sums) if sys.stdout.isatty() else []
-        table(
-            (*query.by, *numbers, *(["share"] if bars else [])),
-            [
-                (*(row[name] for name in (*query.by, *numbers)), *bars[n : n + 1])
-                for n, row in enumerate(rows)
-            ],
-            right=",".join(numbers),
-        )
+        show(query.by, sums)
 
 
-def _bars(sums: Sequence[UsageSum]) -> list[str]:
-    """A bar per row: its share of the cost, or of the tokens where nothing costs anything."""
+def show(by: Sequence[str], sums: Sequence[UsageSum]) -> None:
+    """The sums as a table, for a person with a bar per row."""
+    columns = (*by, *NUMBERS)
+    rows = [[row[name] for name in columns] for row in reports.rows(sums)]
+    bars = _bars(sums, _room(columns, rows)) if sys.stdout.isatty() else []
+    table(
+        (*columns, *(["share"] if bars else [])),
+        [(*row, *bars[n : n + 1]) for n, row in enumerate(rows)],
+        right=",".join(NUMBERS),
+    )
+
+
+def _room(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> int:
+    """Cells of a line that the other columns leave for a bar."""
+    widths = (max(len(str(cell)) for cell in column) for column in zip(columns, *rows, strict=True))
+    return out().width - sum(width + GAP for width in widths)
+
+
+def _bars(sums: Sequence[UsageSum], room: int) -> list[str]:
+    """A bar per row: its share of the cost, or of the tokens where nothing costs anything. None
+    where there is no room for them."""
+    if room < BAR_CELLS_LEAST:
+        return []
     values = [one.cost for one in sums]
     if not any(values):
         values = [one.usage.input + one.usage.output for one in sums]
     most = max(values, default=0)
-    return [_bar(value, most) for value in values]
+    return [_bar(value, most, min(room, BAR_CELLS)) for value in values]
 
 
-def _bar(value: int, most: int) -> str:
+def _bar(value: int, most: int, cells: int) -> str:
     """A bar in eighths of a cell.
 
-    >>> _bar(1, 2), _bar(0, 2), _bar(1, 1000)
-    ('████████████', '', '▏')
+    >>> _bar(1, 2, 8), _bar(0, 2, 8), _bar(1, 1000, 8)
+    ('████', '', '▏')
     """
-    eighths = -(-value * BAR_CELLS * 8 // most) if most else 0
+    eighths = -(-value * cells * 8 // most) if most else 0
     whole, rest = divmod(eighths, 8)
     return BAR[-1] * whole + (BAR[rest - 1] if rest else "")
 
