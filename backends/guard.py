@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TypeVar
 
 from tidemill import access, clock, estimates
+from tidemill.errors import Forbidden
 from tidemill.ports import Accounts, Budgets, Executor
 from tidemill.prices import Catalogue
-from tidemill.types import Grant, Lease, Outcome, Refusal
+from tidemill.types import BatchRecord, Grant, Lease, Outcome, Refusal
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -106,6 +108,21 @@ class GuardedExecutor:
         grant = await self._accounts.grant(key_id)
         _remember(self._grants, key_id, (now, grant))
         return grant
+
+
+async def permits(accounts: Accounts, batch: BatchRecord) -> Callable[[str], bool] | None:
+    """Which models the key of a batch may use somewhere, as of now; None: all.
+
+    Raises ``Forbidden`` for a key that may do nothing any more.
+    """
+    grant = None if batch.key_id is None else await accounts.grant(batch.key_id)
+    if grant is None:
+        return None
+    trouble = access.trouble(grant, clock.now())
+    if trouble is not None:
+        code, message = trouble
+        raise Forbidden(message, code=code)
+    return partial(access.permits, access.limits(grant))
 
 
 def _budgeted(grant: Grant) -> bool:

@@ -23,6 +23,9 @@ log = structlog.get_logger()
 PlaceLate = Callable[[BatchRecord, FileRecord, FileFacts], Awaitable[FileFacts]]
 """Where a file that was just checked runs; raises when nowhere."""
 
+Permits = Callable[[BatchRecord], Awaitable[Callable[[str], bool] | None]]
+"""Which models the key of a batch may use; None: all. Raises where it may do nothing any more."""
+
 _VALIDATING = frozenset({BatchStatus.VALIDATING})
 # A checked file was within the limits then; its batch must not fail because they shrank since.
 _NO_LIMIT = 1 << 62
@@ -39,12 +42,14 @@ class Intake:
         knows: Callable[[str], bool] | None = None,
         max_lines: int = _NO_LIMIT,
         place: PlaceLate | None = None,
+        permits: Permits | None = None,
     ) -> None:
         self._store = store
         self.pool = pool
         self._knows = knows
         self._max_lines = max_lines
         self._place = place
+        self._permits = permits
 
     async def read(self, batch: BatchRecord, reserved: int | None) -> BatchRecord | None:
         """Bring a batch's lines in; returns the batch as it then is, or None when it failed.
@@ -101,7 +106,8 @@ class Intake:
 
     async def _check(self, batch: BatchRecord, file: FileRecord) -> BatchRecord:
         """A first pass that adds nothing: no line may run, or be in the way, of a bad file."""
-        checker = self._checker(batch, self._max_lines, self._knows)
+        permits = None if self._permits is None else await self._permits(batch)
+        checker = self._checker(batch, self._max_lines, self._knows, permits)
         facts = await self._pass(file, checker, None)
         current = await self._store.batches.get(batch.id, None) or batch
         if self._place is None or current.status is not BatchStatus.VALIDATING:
@@ -117,10 +123,17 @@ class Intake:
 
     @staticmethod
     def _checker(
-        batch: BatchRecord, max_lines: int, knows: Callable[[str], bool] | None
+        batch: BatchRecord,
+        max_lines: int,
+        knows: Callable[[str], bool] | None,
+        permits: Callable[[str], bool] | None = None,
     ) -> Checker:
         return Checker(
-            max_bytes=_NO_LIMIT, max_lines=max_lines, knows=knows, endpoint=batch.endpoint
+            max_bytes=_NO_LIMIT,
+            max_lines=max_lines,
+            knows=knows,
+            permits=permits,
+            endpoint=batch.endpoint,
         )
 
     async def _pass(

@@ -22,7 +22,7 @@ from tidemill.crash import crash_point
 from tidemill.ports import Executor, Store
 from tidemill.scheduler.admission import DrainRate, IntakePool, SchedulingPool
 from tidemill.scheduler.bell import Bell
-from tidemill.scheduler.intake import Intake, PlaceLate
+from tidemill.scheduler.intake import Intake, Permits, PlaceLate
 from tidemill.scheduler.lifecycle import HandOver, Lifecycle, persist
 from tidemill.types import (
     Answer,
@@ -58,6 +58,7 @@ class Runner:
         max_lines: int = 1 << 62,
         place: PlaceLate | None = None,
         hand_over: HandOver | None = None,
+        permits: Permits | None = None,
     ) -> None:
         self._store = store
         self._executor = executor
@@ -69,7 +70,14 @@ class Runner:
         self.intake_pool = IntakePool(max_intake_capacity, self.rate)
         self.pool = SchedulingPool(max_pool_size)
         self._bell, self._finished = Bell(), Bell()
-        intake = Intake(store, self.intake_pool, knows=knows, max_lines=max_lines, place=place)
+        intake = Intake(
+            store,
+            self.intake_pool,
+            knows=knows,
+            max_lines=max_lines,
+            place=place,
+            permits=permits,
+        )
         self._batches = Lifecycle(store, intake, self._bell, executor, hand_over)
         self.rows = self._batches.rows
         self._leases: dict[int, Lease] = {}

@@ -19,7 +19,7 @@ from anyio.abc import TaskStatus
 
 from tidemill import clock, prices, telemetry
 from tidemill.backends.executors import LocalExecutor
-from tidemill.backends.guard import GuardedExecutor
+from tidemill.backends.guard import GuardedExecutor, permits
 from tidemill.backends.inference import LocalInference
 from tidemill.backends.local import LocalBackend
 from tidemill.backends.providers import Providers
@@ -116,6 +116,7 @@ async def running(settings: Settings) -> AsyncGenerator[Server]:
                 max_lines=settings.max_batch_requests,
                 place=partial(providers.place_late, here=inference),
                 hand_over=providers.adopt,
+                permits=partial(permits, store.accounts),
             )
             local = LocalBackend(
                 store,

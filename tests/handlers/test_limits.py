@@ -66,6 +66,20 @@ class TestModels:
             )
             assert _code(answer) == (403, "model_not_permitted")
 
+    async def test_a_batch_that_checks_its_file_names_the_line(self, world: World) -> None:
+        """As the upload would have, had it been asked to check."""
+        secret, _ = await key(world, limits=Limits(models=("other",)))
+        async with seen_by(world, secret) as mine:
+            file = await mine.upload(b"\n" + line("b"), headers={"X-Tidemill-Validation": "batch"})
+            answer = await mine.client.post(
+                "/v1/batches",
+                json={"input_file_id": file["id"], "endpoint": "/v1/chat/completions"},
+            )
+            ended = await mine.finished(answer.json()["id"])
+            assert ended["status"] == "failed"
+            [problem] = ended["errors"]["data"]
+            assert (problem["code"], problem["line"]) == ("model_not_permitted", 2)
+
     @pytest.mark.parametrize("stream", [False, True])
     async def test_an_interactive_request_needs_the_model_too(
         self, world: World, stream: bool
