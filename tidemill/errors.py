@@ -188,7 +188,7 @@ class QuotaExceeded(BadRequest):
 
 
 class StorageQuotaExceeded(TidemillError):
-    """The owner keeps as many bytes of input files as it may; delete some."""
+    """With this file the owner would keep more bytes of input files than it may; delete some."""
 
     status = 403
     type = "insufficient_quota"
