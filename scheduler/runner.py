@@ -108,10 +108,6 @@ class Runner:
         """A batch was moved to ``cancelling``."""
         self._batches.cancelled(batch)
 
-    def wake(self) -> None:
-        """Something changed outside (an engine came back): look for work again."""
-        self._bell.ring()
-
     # --- running
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:

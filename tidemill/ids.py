@@ -70,7 +70,3 @@ def key_id() -> str:
 def key_secret() -> str:
     """A new API key: 40 random characters behind ``tm-``."""
     return "tm-" + _random(40)
-
-
-def job_id() -> str:
-    return "job_" + _random()

@@ -63,6 +63,31 @@ def _ended(client: OpenAI, id: str) -> Batch:
     pytest.fail(f"stuck: {batch}")
 
 
+def _killed_and_ended(server: Server, content: bytes) -> tuple[OpenAI, Batch]:
+    """Run a batch until the server dies under it, start the server again, and wait for the end of
+    the one batch that there is; returns a client of the new server, too."""
+    with suppress(APIConnectionError, httpx.HTTPError):
+        client = _client(server)
+        file = client.files.create(file=("in.jsonl", content), purpose="batch")
+        batch = client.batches.create(
+            input_file_id=file.id,
+            endpoint="/v1/chat/completions",
+            completion_window="24h",
+        )
+        _ended(client, batch.id)
+    for _ in range(500):
+        if server.returncode is not None:
+            break
+        time.sleep(0.02)
+    assert server.returncode == -9
+
+    del server.env["TIDEMILL_CRASH_AT"]
+    server.restart()
+    client = _client(server)
+    (batch,) = client.batches.list().data
+    return client, _ended(client, batch.id)
+
+
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_here_the_batch_is_adopted(world: ProviderWorld, point: str) -> None:
     """After a restart the provider has one batch, and each line is here once."""
@@ -76,26 +101,7 @@ def test_killed_here_the_batch_is_adopted(world: ProviderWorld, point: str) -> N
     env = {"UP_KEY": API_KEY, "TIDEMILL_CRASH_AT": point}
     settings = {"providers": json.dumps([table]), "provider_refresh_s": 0, "log_level": "warning"}
     with Server(env=env, **settings) as server:
-        with suppress(APIConnectionError, httpx.HTTPError):
-            client = _client(server)
-            file = client.files.create(file=("in.jsonl", _input()), purpose="batch")
-            batch = client.batches.create(
-                input_file_id=file.id,
-                endpoint="/v1/chat/completions",
-                completion_window="24h",
-            )
-            _ended(client, batch.id)
-        for _ in range(500):
-            if server.returncode is not None:
-                break
-            time.sleep(0.02)
-        assert server.returncode == -9
-
-        del server.env["TIDEMILL_CRASH_AT"]
-        server.restart()
-        client = _client(server)
-        (batch,) = client.batches.list().data
-        batch = _ended(client, batch.id)
+        client, batch = _killed_and_ended(server, _input())
         assert batch.status == "completed"
         assert batch.request_counts is not None
         assert batch.request_counts.completed == batch.request_counts.total == LINES
@@ -133,27 +139,7 @@ def test_killed_on_the_way_here_the_batch_goes_on(
     env = {"UP_KEY": API_KEY, "TIDEMILL_CRASH_AT": point}
     settings = {"providers": json.dumps([table]), "provider_refresh_s": 0, "log_level": "warning"}
     with Server(env=env, validation=validation, **settings) as server:
-        with suppress(APIConnectionError, httpx.HTTPError):
-            client = _client(server)
-            content = _input(6, "echo")
-            file = client.files.create(file=("in.jsonl", content), purpose="batch")
-            batch = client.batches.create(
-                input_file_id=file.id,
-                endpoint="/v1/chat/completions",
-                completion_window="24h",
-            )
-            _ended(client, batch.id)
-        for _ in range(500):
-            if server.returncode is not None:
-                break
-            time.sleep(0.02)
-        assert server.returncode == -9
-
-        del server.env["TIDEMILL_CRASH_AT"]
-        server.restart()
-        client = _client(server)
-        (batch,) = client.batches.list().data
-        batch = _ended(client, batch.id)
+        client, batch = _killed_and_ended(server, _input(6, "echo"))
         assert batch.status == "completed"
         assert (batch.model_extra or {})["tidemill_execution"] == "local"
         assert batch.output_file_id is not None
