@@ -158,13 +158,17 @@ class Lifecycle:
 
     def released(self, seqs: Iterable[int], due_at: float, closing: Iterable[int]) -> None:
         """Lines of ``seqs`` wait again until ``due_at``; those of ``closing`` will not run."""
-        heapq.heappush(self._due, due_at)
-        self._timer.ring()
+        self.wake_at(due_at)
         for seq in seqs:
             self.stirred.add(seq)
             self.turns.wet(seq)
         self._to_close.update(closing)
         self._closing.ring()
+
+    def wake_at(self, at: float) -> None:
+        """Look for due lines again at that time."""
+        heapq.heappush(self._due, at)
+        self._timer.ring()
 
     def stir(self) -> None:
         """Every batch may have due lines: retries fell due, or leases lapsed."""

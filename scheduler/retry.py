@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import anyio
@@ -28,6 +28,35 @@ def jittered(seconds: float, *, by: float = 0.2, draw: float | None = None) -> f
     Never longer: an interval is a promise. ``draw`` in [0, 1) replaces the random number.
     """
     return seconds * (1.0 - by * (random.random() if draw is None else draw))
+
+
+class Rests:
+    """Places where nothing can run for a while: each rest is twice as long as the one before, until
+    something ran there."""
+
+    def __init__(self) -> None:
+        self._rests: dict[str, tuple[int, float]] = {}
+
+    def add(self, place: str, now: float) -> float:
+        """Nothing runs there. Returns until when it rests; lines that were under way together make
+        one rest."""
+        failures, until = self._rests.get(place, (0, 0.0))
+        if until <= now:
+            failures += 1
+            until = now + backoff_s(failures, longest_s=60.0)
+            self._rests[place] = failures, until
+        return until
+
+    def end(self, place: str) -> None:
+        """Something ran there."""
+        self._rests.pop(place, None)
+
+    def awake(self, wants: Mapping[str, int], now: float) -> dict[str, int]:
+        """``wants`` with nothing for the places that rest."""
+        return {
+            place: 0 if self._rests.get(place, (0, 0.0))[1] > now else lines
+            for place, lines in wants.items()
+        }
 
 
 class Gate:

@@ -24,6 +24,7 @@ from tidemill.scheduler.admission import DrainRate, IntakePool, SchedulingPool
 from tidemill.scheduler.bell import Bell
 from tidemill.scheduler.intake import Intake, Permits, PlaceLate
 from tidemill.scheduler.lifecycle import HandOver, Lifecycle, persist
+from tidemill.scheduler.retry import Rests
 from tidemill.types import (
     Answer,
     BatchRecord,
@@ -83,6 +84,7 @@ class Runner:
         self._leases: dict[int, Lease] = {}
         self._places: dict[int, str] = {}
         self._active: Counter[str] = Counter()
+        self._rests = Rests()
         self._outcomes: list[tuple[Lease, Outcome]] = []
         self._draining = False
         self._idle = anyio.Event()
@@ -161,7 +163,7 @@ class Runner:
                 while not self._draining:
                     most = self.pool.capacity
                     total = min(most, self._concurrency or most)
-                    wants = self._executor.capacities
+                    wants = self._rests.awake(self._executor.capacities, clock.now_f())
                     shares = self._batches.turns.deal(total, wants, self._active)
                     if not shares:
                         break
@@ -225,6 +227,7 @@ class Runner:
         settlements: list[Settlement] = []
         again: dict[tuple[float, bool], list[Lease]] = defaultdict(list)
         for lease, outcome in outcomes:
+            self._note_rest(lease, outcome, now)
             if isinstance(outcome, Refusal) and self._may_retry(lease, outcome, now):
                 due_at = now + self._backoff_s(lease, outcome)
                 again[(round(due_at, 1) if outcome.spend else 0.0, outcome.spend)].append(lease)
@@ -250,6 +253,15 @@ class Runner:
         if not self._leases:
             self._idle.set()
         self._bell.ring()
+
+    def _note_rest(self, lease: Lease, outcome: Outcome, now: float) -> None:
+        """A place that is down is asked again after a while, with as many lines as it wants, rather
+        than with every line that waits."""
+        place = self._places[lease.token]
+        if isinstance(outcome, Refusal) and outcome.rest:
+            self._batches.wake_at(self._rests.add(place, now))
+        elif isinstance(outcome, Answer):
+            self._rests.end(place)
 
     def _may_retry(self, lease: Lease, refusal: Refusal, now: float) -> bool:
         if not refusal.spend:

@@ -238,6 +238,10 @@ class EngineLost(EngineUnavailable):
     code = "engine_restarted"
 
 
+class EngineDown(EngineUnavailable):
+    """There is no engine to ask, whatever is asked. Batch lines wait for it and lose no attempt."""
+
+
 class EngineCrash(TidemillError):
     """The engine died three times while it worked on this request, the last two times on nothing
     else. It is not run again."""
@@ -334,4 +338,6 @@ def refusal(error: TidemillError) -> Refusal:
         type=error.type,
         retry=error.status in (429, 500, 502, 503) and error.should_retry is not False,
         retry_after_s=error.retry_after_s,
+        spend=not isinstance(error, EngineDown),
+        rest=isinstance(error, EngineDown),
     )

@@ -415,7 +415,10 @@ class Refusal(Record, frozen=True, kw_only=True):
     """True when running the line again may help (engine restart, 429, 5xx)."""
     retry_after_s: float | None = None
     spend: bool = True
-    """False when the attempt must not count (the server drains)."""
+    """False when the attempt must not count: the line was not at fault (the server drains, the
+    engine is down)."""
+    rest: bool = False
+    """True when nothing can run now where this line was to run: its place rests for a while."""
     request_id: str = ""
 
 

@@ -17,8 +17,8 @@ from tidemill.backends.llama.supervisor import Supervisor
 from tidemill.errors import (
     AtCapacity,
     EngineCrash,
+    EngineDown,
     EngineLost,
-    EngineUnavailable,
     RequestRefused,
     SettingsError,
 )
@@ -206,7 +206,7 @@ class LlamaReplica:
     ) -> tuple[int, Inbox]:
         """Send a question once there is a process for it; returns where the answer comes."""
         if self._supervisor is None:
-            raise EngineUnavailable("The engine was not started.")
+            raise EngineDown("The engine was not started.")
         if self._in_hand >= MOST_IN_HAND:
             raise AtCapacity(
                 f"The engine of '{self._name}' has {self._in_hand} requests in hand.",

@@ -18,7 +18,7 @@ import structlog
 from tidemill import clock
 from tidemill.backends.llama import messages as m
 from tidemill.backends.llama.blackbox import Blackbox, shared_file
-from tidemill.errors import EngineUnavailable
+from tidemill.errors import EngineDown, EngineUnavailable
 
 log = structlog.get_logger("tidemill.engine")
 
@@ -122,11 +122,11 @@ class Supervisor:
         return ready
 
     async def available(self) -> None:
-        """Return when a process serves; waits out a restart. Raises ``EngineUnavailable`` in a
+        """Return when a process serves; waits out a restart. Raises ``EngineDown`` in a
         crash loop and when nothing is or will be there."""
         while self.down is not None:
             if self._watch is None or self._closed or self.deaths.looping:
-                raise EngineUnavailable(self.down)
+                raise EngineDown(self.down)
             await self._up.wait()
 
     async def send(self, frame: bytes) -> None:

@@ -6,7 +6,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from tidemill.scheduler.retry import Gate, backoff_s, jittered
+from tidemill.scheduler.retry import Gate, Rests, backoff_s, jittered
 
 pytestmark = pytest.mark.anyio
 
@@ -22,6 +22,19 @@ def test_backoff_doubles_up_to_its_longest() -> None:
         10,
         10,
     ]
+
+
+def test_a_place_rests_longer_each_time_until_something_ran_there() -> None:
+    """Lines that were under way together make one rest; other places are not held up."""
+    rests, wants = Rests(), {"a": 4, "b": 2}
+    assert [rests.add("a", now) for now in (100, 100.5, 101, 103)] == [101, 101, 103, 107]
+    assert rests.awake(wants, 106.9) == {"a": 0, "b": 2}
+    assert rests.awake(wants, 107) == wants
+    rests.end("a")
+    assert rests.add("a", 200) == 201
+    for now in range(1000, 9000, 1000):
+        longest = rests.add("a", now) - now
+    assert longest == 60
 
 
 def test_jitter_only_shortens() -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.scheduler.conftest import ENDPOINT, World, line
 from tidemill import clock
 from tidemill.errors import AtCapacity, NotCancellable
+from tidemill.scheduler import retry
 from tidemill.types import (
     Answer,
     BatchStatus,
@@ -106,6 +107,44 @@ async def test_a_retry_that_succeeds_counts_once(world: World) -> None:
         booked = await world.store.ledger.usage("a", 0, clock.now() + 10)
     assert (batch.completed, batch.failed) == (20, 0)
     assert sorted(row.custom_id or "" for row in booked) == sorted(f"l{i}" for i in range(20))
+
+
+async def test_lines_wait_for_an_engine_that_is_down_without_losing_an_attempt(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time it is asked again it is asked with as many lines as it wants, not with all that
+    wait; every line is answered in the end, on its only attempt."""
+    rests: list[int] = []
+
+    def soon(failures: int, **_: float) -> float:
+        rests.append(failures)
+        return 0.01
+
+    monkeypatch.setattr(retry, "backoff_s", soon)
+    down = Refusal(
+        status_code=503, code="engine_unavailable", message="down", retry=True, spend=False,
+        rest=True,
+    )  # fmt: skip
+    world.script.do = lambda lease: down if len(rests) < 3 else None
+    async with world.up(max_line_attempts=1):
+        batch = await world.until(await world.open([line(f"l{i}") for i in range(100)]))
+    assert (batch.completed, batch.failed) == (100, 0)
+    assert rests == [1, 2, 3]
+    assert len(world.script.ran) <= 100 + 3 * world.script.capacity
+
+
+async def test_the_deadline_ends_the_wait_for_an_engine(world: World) -> None:
+    """A line that never ran says so when its batch expires."""
+    world.script.do = lambda lease: Refusal(
+        status_code=503, code="engine_unavailable", message="down", retry=True, spend=False,
+        rest=True,
+    )  # fmt: skip
+    async with world.up():
+        batch = await world.open([line("a"), line("b")], window_s=1)
+        batch = await world.until(batch)
+        _, errors = await world.rows(batch)
+    assert batch.status is BatchStatus.EXPIRED
+    assert {row["error"]["code"] for row in errors} == {"batch_expired"}
 
 
 async def test_cancel_keeps_what_ran_and_names_what_did_not(world: World) -> None:

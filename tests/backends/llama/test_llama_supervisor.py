@@ -20,6 +20,7 @@ from tidemill.backends.llama.llama_replica import LlamaReplica, replica
 from tidemill.backends.llama.supervisor import CRASHES, WITHIN_S, Deaths
 from tidemill.errors import (
     EngineCrash,
+    EngineDown,
     EngineLost,
     EngineUnavailable,
     RequestRefused,
@@ -108,9 +109,10 @@ async def test_an_engine_that_keeps_dying_is_unhealthy_until_it_answers(
     assert not status.healthy
     assert status.reason == "The engine process keeps ending: killed by SIGKILL."
     assert engine.pid is None
-    with pytest.raises(EngineUnavailable, match="keeps ending") as caught:
+    with pytest.raises(EngineDown, match="keeps ending") as caught:
         await text(engine)
-    assert not isinstance(caught.value, EngineLost)
+    waits = refusal(caught.value)
+    assert (waits.retry, waits.spend, waits.rest) == (True, False, True)
     async with asyncio.timeout(30):
         while not engine.status().healthy:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.05)
