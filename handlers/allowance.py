@@ -10,23 +10,21 @@ from collections.abc import AsyncIterator
 from tidemill import access, budgets, clock, estimates
 from tidemill.errors import Forbidden, RateLimited
 from tidemill.handlers.deps import Services
-from tidemill.types import FileRecord, Lane, Limits, Principal, Record
+from tidemill.types import FileRecord, Lane, Limits, Principal, Record, UsageRow
 
 
 async def interactive(
     given: Services, who: Principal, endpoint: str, raw: bytes, model: str | None = None
 ) -> Lane:
-    """Let one interactive request begin; returns the lane that it gets.
+    """Let one interactive request come in; returns the lane that it gets.
 
-    Raises ``Forbidden`` for a model that is not permitted, ``BudgetExceeded`` and ``RateLimited``.
+    Raises ``Forbidden`` for a model that is not permitted, and ``RateLimited``.
     """
     if not who.limits:
         return Lane.INTERACTIVE
     asked = model or estimates.of_body(raw, endpoint)[0]
     if asked and not access.permits(who.limits, asked, given.inference.where(asked)):
         raise _not_permitted(asked)
-    if any(one.monthly_budget is not None for one in who.limits):
-        budgets.admit(await given.store.budgets.purses(who.key_id))
     late = given.pace.admit(_named(who), clock.monotonic())
     if late is not None:
         raise RateLimited(
@@ -35,6 +33,56 @@ async def interactive(
             retry_after_s=late.wait_s,
         )
     return access.lane(who.limits, Lane.INTERACTIVE)
+
+
+class Purchase:
+    """What one interactive request reserves of the budgets before it runs.
+
+    ::
+
+        begin ──► True: reserved ──► settle(row)    the true cost takes its place
+          │                     └──► settle(None)   it cost nothing
+          └────► False: ask again after freed
+    """
+
+    def __init__(
+        self, given: Services, who: Principal, endpoint: str, raw: bytes, model: str | None = None
+    ) -> None:
+        self._store = given.store
+        self._key_id = who.key_id
+        self._amount: int | None = None
+        """Micro-units; None: no budget applies."""
+        self._reservation: int | None = None
+        if any(one.monthly_budget is not None for one in who.limits):
+            asked, usage = estimates.of_body(raw, endpoint)
+            asked = model or asked
+            rate = given.prices.quote(asked, execution=given.inference.where(asked)).rate
+            self._amount = 0 if rate.free else rate.cost(usage)
+        self._turn = 0
+
+    async def begin(self) -> bool:
+        """Reserve; False while what is in flight may use up a budget. Raises ``BudgetExceeded``."""
+        if self._amount is None or self._key_id is None:
+            return True
+        budget = self._store.budgets
+        if self._amount == 0:
+            budgets.admit(await budget.purses(self._key_id))
+            return True
+        self._turn = budget.turn
+        self._reservation = await budget.begin(self._key_id, self._amount)
+        return self._reservation is not None
+
+    async def freed(self) -> None:
+        """Returns once something in flight has ended since ``begin`` was asked."""
+        await self._store.budgets.freed(self._turn)
+
+    async def settle(self, row: UsageRow | None) -> None:
+        """Book what was used, if anything was, and give back what was reserved; once."""
+        reservation, self._reservation = self._reservation, None
+        if row is not None:
+            await self._store.ledger.book([row], reservation=reservation)
+        elif reservation is not None:
+            await self._store.budgets.release(reservation)
 
 
 def answered(given: Services, who: Principal, tokens: int) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from litestar import Request, Response, post
 from litestar.response.base import ASGIResponse
 from litestar.response.streaming import ASGIStreamingResponse
-from litestar.types import Receive, Send
+from litestar.types import Receive, Scope, Send
 
 from tidemill import clock, wire
 from tidemill.access import INFERENCE
@@ -86,8 +86,21 @@ async def run(
     who = await principal(request)
     given = services(request)
     lane = await allowance.interactive(given, who, endpoint, raw, model)
-    bill = _Bill(given, who)
-    if _streams(raw):
+    purchase = allowance.Purchase(given, who, endpoint, raw, model)
+    while not await purchase.begin():
+        if not await _until_gone(request, _true_after(purchase.freed())):
+            return _gone()
+    bill = _Bill(given, who, purchase)
+    streamed: Response[bytes] | None = None
+    try:
+        if not _streams(raw):
+            outcome: Outcome | None = await _until_gone(
+                request,
+                given.inference.answer(endpoint, raw, lane=lane, owner=who.owner, model=model),
+            )
+            if isinstance(outcome, Answer):
+                bill.note(outcome.model, outcome.usage)
+            return _gone() if outcome is None else _answered(outcome)
         events = given.inference.stream(
             endpoint, raw, lane=lane, owner=who.owner, model=model, booked=bill.note
         )
@@ -97,17 +110,18 @@ async def run(
         finally:
             if first is None:
                 await _close(events)
+        if first is None:
+            return _gone()
+        streamed = EventStream(_from_first(first, events), bill)
+        return streamed
+    finally:
+        if streamed is None:  # else it is settled when the stream ends
+            with anyio.CancelScope(shield=True):
                 await bill.settle()
-        return _gone() if first is None else EventStream(_from_first(first, events), bill)
-    outcome: Outcome | None = await _until_gone(
-        request,
-        given.inference.answer(endpoint, raw, lane=lane, owner=who.owner, model=model),
-    )
-    if outcome is None:
-        return _gone()
+
+
+def _answered(outcome: Outcome) -> Response[bytes]:
     if isinstance(outcome, Answer):
-        bill.note(outcome.model, outcome.usage)
-        await bill.settle()
         return Response(outcome.body, media_type=JSON)
     after = outcome.retry_after_s
     return Response(
@@ -145,6 +159,11 @@ async def _until_gone(request: Request[Any, Any, Any], work: Awaitable[T]) -> T 
         await asyncio.gather(working, listening, return_exceptions=True)
 
 
+async def _true_after(work: Awaitable[None]) -> bool:
+    await work
+    return True
+
+
 def _gone() -> Response[bytes]:
     """Nobody reads this; the status is for the log."""
     return Response(b"", status_code=499)
@@ -159,9 +178,10 @@ async def _close(events: AsyncIterator[bytes]) -> None:
 class _Bill:
     """What one interactive request cost, booked once."""
 
-    def __init__(self, given: Services, who: Principal) -> None:
+    def __init__(self, given: Services, who: Principal, purchase: allowance.Purchase) -> None:
         self._given = given
         self._who = who
+        self._purchase = purchase
         self._row: UsageRow | None = None
 
     def note(self, model: str, usage: Usage) -> None:
@@ -179,11 +199,13 @@ class _Bill:
         )
 
     async def settle(self) -> None:
-        """Book it, if anything was used."""
+        """Book it, if anything was used, and give back what was reserved for it."""
         row, self._row = self._row, None
-        if row is not None and row.usage != Usage():
+        if row is not None and row.usage == Usage():
+            row = None
+        if row is not None:
             allowance.answered(self._given, self._who, row.usage.input + row.usage.output)
-            await self._given.store.ledger.book([row])
+        await self._purchase.settle(row)
 
 
 async def _from_first(first: bytes, events: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
@@ -236,10 +258,10 @@ class _Events(ASGIStreamingResponse):
         self._events = events
         self._bill = bill
 
-    async def send_body(self, send: Send, receive: Receive) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send, and let go: a reader that left would otherwise leave the generator suspended."""
         try:
-            await super().send_body(send, receive)
+            await super().__call__(scope, receive, send)
         finally:
             with anyio.CancelScope(shield=True):
                 await self._events.aclose()

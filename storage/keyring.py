@@ -47,7 +47,7 @@ async def open_office(path: Path, *, clock: Clock = wall.now_f) -> AsyncIterator
         yield Office(
             keys=SqliteKeys(writer, readers),
             accounts=SqliteAccounts(writer, readers),
-            ledger=SqliteLedger(writer, readers),
+            ledger=SqliteLedger(writer, readers, lambda: None),
             audit=SqliteAudit(readers),
         )
 

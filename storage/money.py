@@ -153,18 +153,31 @@ class SqliteBudgets:
         """Reserve what a leased line may cost, until it is settled or released."""
         return await self._writer.run(lambda tx: _hold(tx, lease, amount))
 
+    async def begin(self, key_id: str, amount: int) -> int | None:
+        """Reserve what an interactive request may cost, until it is booked or released."""
+        return await self._writer.run(lambda tx: _begin(tx, key_id, amount))
+
+    async def release(self, reservation: int) -> None:
+        """Give back what a request reserved that cost nothing."""
+        await self._writer.run(lambda tx: release(tx, reservation))
+        self.ring()
+
+    async def release_all(self) -> None:
+        """Give back what a dead server's requests reserved."""
+        await self._writer.run(lambda tx: tx.run(_Q["release_all"]).rowcount)
+
     @property
     def turn(self) -> int:
-        """Counts the commits that ended lines; read before ``hold``."""
+        """Counts the commits that ended lines or requests; read before ``hold`` and ``begin``."""
         return self._turn
 
     async def freed(self, since: int) -> None:
-        """Returns once a commit has ended lines after the count ``turn`` was ``since``."""
+        """Returns once a commit has ended lines or requests after ``turn`` was ``since``."""
         while self._turn == since:
             await self._freed.wait()
 
     def ring(self) -> None:
-        """A commit has ended lines."""
+        """A commit has ended lines or requests."""
         self._turn += 1
         self._freed.set()
         self._freed = anyio.Event()
@@ -243,6 +256,30 @@ def _hold(tx: Tx, lease: Lease, amount: int) -> budgets.Turn:
     }
     tx.run(_Q["hold"], values)
     return "held"
+
+
+def _begin(tx: Tx, key_id: str, amount: int) -> int | None:
+    month = budgets.month(tx.now)
+    free = True
+    for kind, id, limits in _limited(tx.conn, key_id):
+        if limits.monthly_budget is not None:
+            held = _held(tx.conn, kind, id, own=0)
+            position = budgets.Position(
+                limit=limits.monthly_budget,
+                spent=_spent(tx.conn, kind, id, month),
+                reserved=held["reserved"],
+                in_flight=held["in_flight"],
+            )
+            free = budgets.begin(kind, position) and free
+    if not free:
+        return None
+    return tx.run(_Q["begin"], {"key_id": key_id, "hold": amount}).lastrowid
+
+
+def release(tx: Tx, reservation: int | None) -> None:
+    """Give back what a request reserved, if it did."""
+    if reservation is not None:
+        tx.run(_Q["release"], {"seq": reservation})
 
 
 def _held(conn: sqlite3.Connection, kind: Kind, id: str, own: int) -> sqlite3.Row:

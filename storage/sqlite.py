@@ -61,7 +61,7 @@ class SqliteStore:
         self.budgets = SqliteBudgets(self._writer, self._readers, clock)
         self.lines = SqliteLines(self._writer, self._readers, self.budgets.ring)
         self.keys = SqliteKeys(self._writer, self._readers)
-        self.ledger = SqliteLedger(self._writer, self._readers)
+        self.ledger = SqliteLedger(self._writer, self._readers, self.budgets.ring)
         self.facts = SqliteFacts(self._writer, self._readers, clock)
         self.upstream = SqliteUpstream(self._writer, self._readers)
         self.accounts = SqliteAccounts(self._writer, self._readers)
@@ -81,6 +81,7 @@ class SqliteStore:
             await self.files.sweep_drafts()
             await self.facts.sweep()
             await self.lines.reclaim(None)
+            await self.budgets.release_all()
             await self.upstream.unlatch_all()
             await anyio.to_thread.run_sync(self._rebuild)
             if self._tidy:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tidemill.errors import InvariantBroken
@@ -113,17 +113,25 @@ class SqliteKeys:
 
 
 class SqliteLedger:
-    """``ports.Ledger``."""
+    """``ports.Ledger``. ``freed`` is called after a commit that gave back a reservation."""
 
-    def __init__(self, writer: Writer, readers: Readers) -> None:
+    def __init__(self, writer: Writer, readers: Readers, freed: Callable[[], None]) -> None:
         self._writer = writer
         self._readers = readers
+        self._freed = freed
 
-    async def book(self, rows: Sequence[UsageRow]) -> None:
+    async def book(self, rows: Sequence[UsageRow], *, reservation: int | None = None) -> None:
         """Book rows at the prices in force, in one commit; a batch's line that is booked already is
-        left as it is."""
-        if rows:
-            await self._writer.run(lambda tx: _book(tx, rows))
+        left as it is. The true cost takes the place of what a request reserved."""
+
+        def write(tx: Tx) -> None:
+            _book(tx, rows)
+            money.release(tx, reservation)
+
+        if rows or reservation is not None:
+            await self._writer.run(write)
+        if reservation is not None:
+            self._freed()
 
     async def usage(self, owner: str | None, since_at: int, until_at: int) -> list[UsageRow]:
         """Rows of ``[since_at, until_at)`` in booking order; a null owner means all owners."""

@@ -1,8 +1,12 @@
 """When money may be spent: pure rules over what is spent, reserved and in flight.
 
 A budget counts three things: what is booked this month, what batches have reserved, and what lines
-in flight may cost. A batch that reserved its estimate counts with the larger of its reservation and
-its lines in flight, so that nothing counts twice.
+and interactive requests in flight may cost. A batch that reserved its estimate counts with the
+larger of its reservation and its lines in flight, so that nothing counts twice.
+
+A line starts only where all that it may cost fits. An interactive request starts while anything is
+left: how long its answer gets is seldom known, and somebody waits for it. What it may cost is in
+flight from then on, so a budget is passed by the last request that it let in, never by a burst.
 """
 
 from __future__ import annotations
@@ -41,7 +45,8 @@ class Position(Record, frozen=True, kw_only=True):
     reserved: int = 0
     """By other batches until they end: no settlement of a line in flight frees it."""
     in_flight: int = 0
-    """What other batches' lines in flight may cost beyond what their batches reserved."""
+    """What interactive requests in flight may cost, and other batches' lines beyond what their
+    batches reserved."""
     own_reserved: int = 0
     """By the line's own batch."""
     own_in_flight: int = 0
@@ -66,8 +71,27 @@ def turn(position: Position, amount: int) -> Turn:
     return "over"
 
 
+def begin(kind: str, position: Position) -> bool:
+    """Whether an interactive request may start within one limit; False: not while what is in flight
+    may use up the rest.
+
+    Raises ``BudgetExceeded`` where the end of what is in flight would not help.
+    """
+    chance = turn(position, 1)
+    if chance == "over":
+        raise _used_up(kind, position.spent + position.reserved, position.limit)
+    return chance == "held"
+
+
+def _used_up(kind: str, used: int, budget: int) -> BudgetExceeded:
+    return BudgetExceeded(
+        f"The monthly budget of this {kind} is used up: {shown(used)} of {shown(budget)}. It "
+        "begins anew with the next month (UTC)."
+    )
+
+
 def admit(purses: Sequence[Purse], *, hold: int = 0, lines: int = 0, tokens: int = 0) -> None:
-    """Whether a new batch or an interactive request may begin.
+    """Whether a new batch, or an interactive request that costs nothing, may begin.
 
     Raises ``BudgetExceeded`` when a budget is used up, or cannot take the reservation ``hold``, and
     ``QuotaExceeded`` when there are too many enqueued lines or tokens.
@@ -77,10 +101,7 @@ def admit(purses: Sequence[Purse], *, hold: int = 0, lines: int = 0, tokens: int
         used = purse.spent + purse.committed
         budget = limits.monthly_budget
         if budget is not None and used >= budget:
-            raise BudgetExceeded(
-                f"The monthly budget of this {purse.kind} is used up: {shown(used)} of "
-                f"{shown(budget)}. It begins anew with the next month (UTC)."
-            )
+            raise _used_up(purse.kind, used, budget)
         if budget is not None and used + hold > budget:
             raise BudgetExceeded(
                 f"The estimated cost of {shown(hold)} is more than what is left of the monthly "

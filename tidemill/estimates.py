@@ -16,6 +16,9 @@ from tidemill.wire import canonical_endpoint
 DEFAULT_OUTPUT = 512
 """Output tokens of a request that sets no limit."""
 
+_MOST_OUTPUT = 2**40
+"""Nobody means more, and its cost still fits 64 bits at any price."""
+
 EMBEDDINGS = "/v1/embeddings"
 
 
@@ -58,7 +61,7 @@ def of_body(body: bytes, endpoint: str, params: BatchParams | None = None) -> tu
     choices = wanted.n if isinstance(wanted.n, int) and _whole(wanted.n) else 1
     return model, Usage(
         input=-(-len(body) // BYTES_PER_TOKEN),
-        output=0 if endpoint == EMBEDDINGS else output * choices,
+        output=0 if endpoint == EMBEDDINGS else min(output * choices, _MOST_OUTPUT),
     )
 
 

@@ -439,13 +439,23 @@ class Budgets(Protocol):
         ``wait``: it would only if the lines in flight cost as much as they may; ask again after
         ``freed``. ``closing``: the batch starts no line any more, give the lease back."""
 
+    async def begin(self, key_id: str, amount: int) -> int | None:
+        """Reserve what an interactive request may cost, until ``Ledger.book`` takes the
+        reservation back or it is released.
+
+        None: what is in flight may use up the rest of a budget; ask again after ``freed``. Raises
+        ``BudgetExceeded`` where that would not help."""
+
+    async def release(self, reservation: int) -> None:
+        """Give back what a request reserved that cost nothing."""
+
     async def freed(self, since: int) -> None:
-        """Returns once lines that held something have ended, after the count ``turn`` was
-        ``since``."""
+        """Returns once lines or requests that held something have ended, after the count ``turn``
+        was ``since``."""
 
     @property
     def turn(self) -> int:
-        """Counts the commits that ended lines; read before ``hold``."""
+        """Counts the commits that ended lines or requests; read before ``hold`` and ``begin``."""
 
     async def stored(self, owner: str) -> int:
         """Bytes of the input files that an owner keeps."""
@@ -464,9 +474,9 @@ class Audit(Protocol):
 class Ledger(Protocol):
     """Usage rows of what ran outside a batch (batch lines are booked by ``Lines.settle``)."""
 
-    async def book(self, rows: Sequence[UsageRow]) -> None:
+    async def book(self, rows: Sequence[UsageRow], *, reservation: int | None = None) -> None:
         """Book rows at the prices in force, in one commit; a batch's line that is booked already is
-        left as it is."""
+        left as it is. The true cost takes the place of what a request reserved."""
 
     async def usage(self, owner: str | None, since_at: int, until_at: int) -> list[UsageRow]: ...
 

@@ -521,7 +521,8 @@ class Purse(Record, frozen=True, kw_only=True):
     spent: int = 0
     """Micro-units booked this month, UTC."""
     committed: int = 0
-    """Micro-units that active batches have reserved or that lines in flight may cost."""
+    """Micro-units that active batches have reserved, or that lines and interactive requests in
+    flight may cost."""
     lines: int = 0
     """Lines of active batches that have not ended."""
     tokens: int = 0

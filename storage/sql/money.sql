@@ -39,11 +39,14 @@ SELECT amount FROM spend WHERE kind = :kind AND id = :id AND month = :month;
 UPDATE batches SET max_cost = :max_cost, held = :hold WHERE seq = :batch_seq;
 
 -- name: active
--- What the active batches of a key, team or user hold; those that hold nothing are not worth a row.
--- `own` is the batch that asks.
+-- What the active batches and the interactive requests of a key, team or user hold; batches that hold
+-- nothing are not worth a row. `own` is the batch that asks.
 SELECT
     coalesce(sum(held), 0) AS reserved,
-    coalesce(sum(max(in_flight - held, 0)), 0) AS in_flight
+    coalesce(sum(max(in_flight - held, 0)), 0) + coalesce((
+        SELECT sum(r.hold) FROM requests AS r JOIN keys AS k ON k.id = r.key_id
+        WHERE CASE :kind WHEN 'key' THEN k.id WHEN 'team' THEN k.team_id ELSE k.user_id END = :id
+    ), 0) AS in_flight
 FROM (
     SELECT b.held, coalesce((SELECT sum(l.hold) FROM lines AS l
         WHERE l.batch_seq = b.seq AND l.hold > 0), 0) AS in_flight
@@ -76,6 +79,15 @@ FROM batches WHERE seq = :batch_seq;
 -- Zero rows: the lease is over.
 UPDATE lines SET hold = :amount
 WHERE batch_seq = :batch_seq AND no = :no AND token = :token AND state = 'running';
+
+-- name: begin
+INSERT INTO requests (key_id, hold) VALUES (:key_id, :hold);
+
+-- name: release
+DELETE FROM requests WHERE seq = :seq;
+
+-- name: release_all
+DELETE FROM requests;
 
 -- name: stored
 SELECT coalesce(sum(bytes), 0) FROM files

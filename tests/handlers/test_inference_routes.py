@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from openai.types import Model
 from openai.types.chat import ChatCompletion
 
-from tests.handlers.world import ALICE, Open, World
+from tests.handlers.world import HungUp, Open, World
 from tidemill.types import UsageRow
 
 pytestmark = pytest.mark.anyio
@@ -152,47 +151,6 @@ async def test_a_deployment_in_the_url_is_the_model(world: World) -> None:
         )
         assert answer.status_code == 200, (path, answer.text)
         assert answer.json()["model"] == "echo"
-
-
-class HungUp:
-    """A client that sends a request and leaves when told to."""
-
-    def __init__(self, world: World, body: dict[str, Any]) -> None:
-        self._app = world.app
-        self._raw = json.dumps(body).encode()
-        self._sent = False
-        self.leave = asyncio.Event()
-        self.got: asyncio.Queue[Any] = asyncio.Queue()
-
-    async def receive(self) -> Any:
-        """The body, then nothing until the client leaves."""
-        if not self._sent:
-            self._sent = True
-            return {"type": "http.request", "body": self._raw, "more_body": False}
-        await self.leave.wait()
-        return {"type": "http.disconnect"}
-
-    async def run(self) -> None:
-        """Call the application as a server would."""
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": "POST",
-            "scheme": "http",
-            "path": "/v1/chat/completions",
-            "raw_path": b"/v1/chat/completions",
-            "query_string": b"",
-            "root_path": "",
-            "headers": [
-                (b"authorization", f"Bearer {ALICE}".encode()),
-                (b"content-type", b"application/json"),
-            ],
-            "client": ("127.0.0.1", 1),
-            "server": ("127.0.0.1", 80),
-            "state": {},
-        }
-        await self._app(scope, self.receive, self.got.put)  # type: ignore[arg-type]
 
 
 async def active(world: World) -> int:

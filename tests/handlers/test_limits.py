@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.handlers.principals import account, key, seen_by
-from tests.handlers.world import Open, World, line
+from tests.handlers.world import HungUp, Open, World, line
 from tidemill.backends import guard
 from tidemill.storage.drafts import SqliteDraft
 from tidemill.types import Account, Embedded, Embedding, Generation, Lane, Limits, Piece
@@ -344,6 +344,63 @@ class TestMoney:
                     assert _code(answer) == (402, "budget_exceeded")
                     assert answer.headers["x-should-retry"] == "false"
                 assert (await mine.client.get("/v1/batches")).json()["data"] == []
+
+    async def test_a_burst_passes_a_budget_by_one_request_at_most(
+        self, open_world: Open, priced: dict[str, str]
+    ) -> None:
+        """What runs holds what it may cost; the others wait until it is known what it did cost."""
+        async with open_world(**priced) as world:
+            secret, record = await key(world, limits=Limits(monthly_budget=40))
+            body = {**CHAT, "messages": [{"role": "user", "content": "!wait go"}], "max_tokens": 9}
+            async with seen_by(world, secret) as mine:
+                answers: list[httpx.Response] = []
+
+                async def ask(stream: bool) -> None:
+                    answers.append(
+                        await mine.client.post(
+                            "/v1/chat/completions", json={**body, "stream": stream}
+                        )
+                    )
+
+                async with anyio.create_task_group() as tasks:
+                    for n in range(10):
+                        tasks.start_soon(ask, n % 2 == 0)
+                    # A request of 93 bytes may cost 24 tokens and 9 more: two fill the budget.
+                    while world.engine.status().active < 2:
+                        await anyio.lowlevel.checkpoint()
+                    [purse] = await world.services.store.budgets.purses(record.id)
+                    assert world.engine.status().active == 2
+                    assert 40 <= purse.committed < 80
+                    world.engine.gate("go").set()
+                assert {a.status_code for a in answers} <= {200, 402}
+                rows = await world.services.store.ledger.usage(None, 0, 2**40)
+                assert len(rows) == sum(a.status_code == 200 for a in answers)
+                [purse] = await world.services.store.budgets.purses(record.id)
+                assert purse.committed == 0
+                assert purse.spent == sum(row.cost for row in rows)
+
+    async def test_who_waits_for_a_budget_may_leave(
+        self, open_world: Open, priced: dict[str, str]
+    ) -> None:
+        """It then takes nothing, and a request that fails gives back what it held."""
+        async with open_world(**priced) as world:
+            secret, record = await key(world, limits=Limits(monthly_budget=1))
+            held = await world.services.store.budgets.begin(record.id, 1)
+            assert held is not None
+            waiting = HungUp(world, CHAT, secret)
+            waiting.leave.set()
+            await waiting.run()
+            assert (await waiting.got.get())["status"] == 499
+            await world.services.store.budgets.release(held)
+            async with seen_by(world, secret) as mine:
+                failing = {**CHAT, "messages": [{"role": "user", "content": "!status 400"}]}
+                for stream in (False, True):
+                    answer = await mine.client.post(
+                        "/v1/chat/completions", json={**failing, "stream": stream}
+                    )
+                    assert answer.status_code == 400
+            [purse] = await world.services.store.budgets.purses(record.id)
+            assert (purse.spent, purse.committed) == (0, 0)
 
     async def test_a_batch_stops_at_its_cap(self, open_world: Open, priced: dict[str, str]) -> None:
         """Every line has its row: those that ran, and those that could have crossed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import AsyncGenerator, Callable
@@ -96,6 +97,48 @@ class World:
             if answer.headers["x-tidemill-status"] in ("completed", "failed", "cancelled"):
                 batch: dict[str, Any] = (await self.client.get(f"/v1/batches/{batch_id}")).json()
                 return batch
+
+
+class HungUp:
+    """A client that sends a request and leaves when told to."""
+
+    def __init__(self, world: World, body: dict[str, Any], key: str = ALICE) -> None:
+        self._key = key
+        self._app = world.app
+        self._raw = json.dumps(body).encode()
+        self._sent = False
+        self.leave = asyncio.Event()
+        self.got: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def receive(self) -> Any:
+        """The body, then nothing until the client leaves."""
+        if not self._sent:
+            self._sent = True
+            return {"type": "http.request", "body": self._raw, "more_body": False}
+        await self.leave.wait()
+        return {"type": "http.disconnect"}
+
+    async def run(self) -> None:
+        """Call the application as a server would."""
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": "/v1/chat/completions",
+            "raw_path": b"/v1/chat/completions",
+            "query_string": b"",
+            "root_path": "",
+            "headers": [
+                (b"authorization", f"Bearer {self._key}".encode()),
+                (b"content-type", b"application/json"),
+            ],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 80),
+            "state": {},
+        }
+        await self._app(scope, self.receive, self.got.put)  # type: ignore[arg-type]
 
 
 def line(custom_id: str = "a", text: str = "hi", model: str = "echo") -> bytes:

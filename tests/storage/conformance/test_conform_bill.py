@@ -64,7 +64,8 @@ others = (
     st.tuples(st.just("late"), st.integers(0, 9), st.integers(1, MOST)),
     st.tuples(st.just("close"), st.integers(0, 3), st.sampled_from(sorted(CLOSINGS))),
     st.tuples(st.just("finish"), st.integers(0, 3)),
-    st.tuples(st.just("chat"), st.integers(1, MOST)),
+    st.tuples(st.just("ask"), st.sampled_from(sorted(BUDGETS))),
+    st.tuples(st.just("told"), st.integers(0, 3), st.integers(0, MOST)),
     st.just(("crash",)),
 )
 # Two batches that run and are answered, then anything: most of what can go wrong needs those.
@@ -89,6 +90,10 @@ class Bill:
     """Expected per batch id, and per key for requests outside a batch."""
     reserved: dict[str, int] = field(default_factory=dict)
     """What each batch asked to reserve."""
+    requests: list[tuple[str, int]] = field(default_factory=list)
+    """Interactive requests in flight: key and reservation, of ``MOST`` each."""
+    lenient: int = 0
+    """What the last request that was let in may have passed a budget by."""
 
     async def step(self, name: str, *arguments: Any) -> None:
         await getattr(self, name)(*arguments)
@@ -176,10 +181,27 @@ class Bill:
         elif batch.status is S.FINALIZING:
             await self.store.batches.move(batch.seq, frozenset({S.FINALIZING}), S.COMPLETED)
 
-    async def chat(self, tokens: int) -> None:
+    async def ask(self, key: str) -> None:
+        """An interactive request comes in."""
+        try:
+            reservation = await self.store.budgets.begin(key, MOST)
+        except BudgetExceeded:
+            return
+        if reservation is not None:
+            self.requests.append((key, reservation))
+            self.lenient = MOST - 1
+
+    async def told(self, which: int, tokens: int) -> None:
+        """It is answered, or fails and costs nothing."""
+        if not self.requests:
+            return
+        key, reservation = self.requests.pop(which % len(self.requests))
+        if not tokens:
+            await self.store.budgets.release(reservation)
+            return
         row = UsageRow(
-            owner="key_c",
-            key_id="key_c",
+            owner=key,
+            key_id=key,
             model="m",
             execution="local",
             tier="standard",
@@ -188,8 +210,8 @@ class Bill:
             custom_id=None,
             at=1_800_000_000,
         )
-        await self.store.ledger.book([row])
-        self.tokens["key_c"] += tokens
+        await self.store.ledger.book([row], reservation=reservation)
+        self.tokens[key] += tokens
 
     async def crash(self) -> None:
         """Whatever ran is queued again, and its old leases are worth nothing."""
@@ -198,11 +220,14 @@ class Bill:
         await self.store.start()
         self.old += self.flight
         self.flight.clear()
+        self.requests.clear()
 
     async def end(self) -> None:
         """Cancel all that is left."""
         while self.flight:
             await self.retry(0)
+        while self.requests:
+            await self.told(0, 1)
         for n in range(len(self.batches)):
             await self.close(n, S.CANCELLING)
             await self.finish(n)
@@ -234,12 +259,14 @@ class Bill:
                 assert batch.completed + batch.failed == batch.total
             in_flight = MOST * sum(one.batch_id == batch.id for one in self.flight)
             held[batch.key_id or ""] += max(batch.held, in_flight)
+        for key, _ in self.requests:
+            held[key] += MOST
         for key, budget in BUDGETS.items():
             for purse in await self.store.budgets.purses(key):
                 assert purse.spent == spent[purse.id], purse
                 limit = purse.limits.monthly_budget
                 if limit is not None:
-                    assert purse.spent + purse.committed <= limit, purse
+                    assert purse.spent + purse.committed <= limit + self.lenient, purse
                 if purse.kind == "key":
                     assert purse.committed == held[key]
                     assert purse.limits.monthly_budget == budget
@@ -285,8 +312,8 @@ async def _run(open_store: Callable[[], Store], schedule: list[tuple[Any, ...]])
 def test_the_bill_is_right_whatever_happens(
     factory: Factory, schedule: list[tuple[Any, ...]]
 ) -> None:
-    """After every step: usage rows equal what the lines report, no line is booked twice, budgets
-    and caps are not crossed while lines use no more than they hold; at the end nothing is
-    reserved."""
+    """After every step: usage rows equal what lines and requests report, no line is booked twice;
+    while they use no more than they hold, caps are not crossed, and budgets by no more than one
+    request; at the end nothing is reserved."""
     with tempfile.TemporaryDirectory(prefix="tidemill-bill-") as folder:
         anyio.run(_run, partial(factory, Path(folder) / "store", Hand(), PRICES), schedule)

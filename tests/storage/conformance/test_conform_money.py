@@ -45,6 +45,18 @@ PRICES = prices.parse(
     {"version": "v1", "models": {"local/m": {"input": 10, "cached_input": 5, "output": 20}}}
 )
 LINE = PRICES.cost(ANSWER.usage, "m")
+REQUEST = UsageRow(
+    owner="team_1",
+    key_id="key_2",
+    model="m",
+    execution="local",
+    tier="standard",
+    usage=ANSWER.usage,
+    batch_id=None,
+    custom_id=None,
+    at=1_800_000_000,
+)
+"""An interactive request that costs as much as a line."""
 
 
 @pytest.fixture
@@ -117,18 +129,7 @@ async def test_a_key_outside_every_team_spends_alone(store: Store) -> None:
 
 async def test_interactive_requests_fill_the_same_purse(store: Store) -> None:
     """A booked request counts in its own month, and rows are added up per group."""
-    row = UsageRow(
-        owner="team_1",
-        key_id="key_2",
-        model="m",
-        execution="local",
-        tier="standard",
-        usage=ANSWER.usage,
-        batch_id=None,
-        custom_id=None,
-        at=1_800_000_000,
-    )
-    await store.ledger.book([row, row])
+    await store.ledger.book([REQUEST, REQUEST])
     assert (await _purse(store, "team")).spent == 2 * LINE
     assert (await _purse(store, "key", "key_1")).spent == 0
     await finish(store, await begin(store, Input(1)))
@@ -325,6 +326,56 @@ async def test_who_waits_for_its_turn_is_woken(store: Store) -> None:
             tasks.start_soon(store.budgets.freed, since)
             await store.lines.settle([settlement(one)])
         await store.budgets.freed(since)
+
+
+async def test_requests_at_once_pass_a_budget_by_one_at_most(store: Store) -> None:
+    """What each may cost is in flight from its start, so the next ones wait; the true cost, or
+    nothing, takes its place; only what is booked ends a budget."""
+    await store.accounts.change("team_1", limits=Limits(monthly_budget=2 * LINE + 1))
+    turn = store.budgets.turn
+    first = await store.budgets.begin("key_1", 2 * LINE)
+    second = await store.budgets.begin("key_2", 2 * LINE)
+    assert first is not None
+    assert second is not None
+    assert await store.budgets.begin("key_1", 1) is None
+    assert (await _purse(store, "team")).committed == 4 * LINE
+    await store.budgets.release(first)
+    await store.budgets.freed(turn)
+    for reservation in (second, await store.budgets.begin("key_1", 2 * LINE)):
+        assert reservation is not None
+        turn = store.budgets.turn
+        await store.ledger.book([REQUEST], reservation=reservation)
+        await store.budgets.freed(turn)
+    purse = await _purse(store, "team")
+    assert (purse.spent, purse.committed) == (2 * LINE, 0)
+    last = await store.budgets.begin("key_2", LINE)
+    await store.ledger.book([REQUEST], reservation=last)
+    with pytest.raises(BudgetExceeded, match="monthly budget of this team is used up"):
+        await store.budgets.begin("key_1", 1)
+
+
+async def test_lines_and_requests_leave_room_for_each_other(store: Store) -> None:
+    """Each counts what the other has in flight."""
+    await store.keys.change("key_1", limits=Limits(monthly_budget=500))
+    [one] = await lease(store, await begin(store, Input(1)))
+    request = await store.budgets.begin("key_1", 300)
+    assert request is not None
+    assert await store.budgets.hold(one, 201) == "wait"
+    await store.budgets.release(request)
+    assert await store.budgets.hold(one, 500) == "held"
+    assert await store.budgets.begin("key_1", 1) is None
+
+
+async def test_what_dead_requests_reserved_is_free_again(
+    store: Store, factory: Factory, tmp_path: Path, clock: Hand
+) -> None:
+    """Nobody is left who could give it back."""
+    assert await store.budgets.begin("key_1", 300) is not None
+    await store.close()
+    again = factory(tmp_path / "store", clock, PRICES)
+    await again.start()
+    assert (await _purse(again, "team")).committed == 0
+    await again.close()
 
 
 async def test_enqueued_lines_and_tokens_are_limited(store: Store) -> None:
