@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,15 +95,19 @@ def test_without_room_auto_stays_and_a_demand_fails(
     assert len(said) == 1
     assert said[0].startswith("The weights stay as they are: there is no room")
 
-    def fails(*args: Any) -> int:
-        next(cache.glob("*.lock")).with_suffix(".partial").write_bytes(b"half")
+    begun: list[Path] = []
+
+    def fails(source: bytes, target: bytes, params: Any) -> int:
+        begun.append(Path(os.fsdecode(target)))
+        begun[-1].write_bytes(b"half")
         return 1
 
     monkeypatch.setattr(layout.C, "llama_model_quantize", fails)
     with pytest.raises(EngineUnavailable, match="could not rewrite"):
         lay_out(said, "q8_0")
-    assert not list(cache.glob("*.partial"))
-    assert not list(cache.glob("*.gguf"))
+    (partial,) = begun
+    assert partial.parent == cache
+    assert {p.suffix for p in cache.iterdir()} == {".lock"}
 
 
 def test_a_cache_that_cannot_be_written_is_no_reason_not_to_start(
