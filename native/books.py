@@ -176,12 +176,20 @@ class Books:
     def _dequeue(self, slot: Slot) -> None:
         self.queues[slot.klass].remove((slot.age, slot.index))
 
-    def _take_seq(self, slot: Slot) -> bool:
-        for seq, holder in enumerate(self.holders):
-            if holder is None:
-                self.holders[seq], slot.seq = slot, seq
-                return True
-        return False
+    def _free_seq(self, wanted: int | None) -> int | None:
+        """The lowest free sequence id, or the one that is wanted if that is free."""
+        if wanted is None:
+            return next((seq for seq, holder in enumerate(self.holders) if holder is None), None)
+        if not 0 <= wanted < len(self.holders):
+            raise ValueError(f"there is no sequence id {wanted} among {len(self.holders)}")
+        return wanted if self.holders[wanted] is None else None
+
+    def _take_seq(self, slot: Slot, wanted: int | None = None) -> bool:
+        seq = self._free_seq(wanted)
+        if seq is None:
+            return False
+        self.holders[seq], slot.seq = slot, seq
+        return True
 
     def _give_seq(self, slot: Slot) -> None:
         if slot.seq is not None:

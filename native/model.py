@@ -66,10 +66,10 @@ class SlotPool(Books):
         self._enqueue(self._at(handle, "stage", (State.RESERVED,)), State.STAGED)
 
     @_locked
-    def start(self, handle: int) -> int | None:
-        """STAGED to PREFILL with the lowest free sequence id; None when all are taken."""
+    def start(self, handle: int, seq: int | None = None) -> int | None:
+        """STAGED to PREFILL with the lowest free sequence id, or ``seq``; None: it is taken."""
         slot = self._at(handle, "start", (State.STAGED,))
-        if not self._take_seq(slot):
+        if not self._take_seq(slot, seq):
             return None
         self._dequeue(slot)
         slot.state = State.PREFILL
@@ -129,16 +129,17 @@ class SlotPool(Books):
             self._enqueue(slot, slot.state)
 
     @_locked
-    def move(self, handle: int) -> int | None:
-        """The lowest free sequence id, if below its own; the caller moves the state itself."""
+    def move(self, handle: int, seq: int | None = None) -> int | None:
+        """The lowest free sequence id, if below its own, or ``seq``, if that is free; the caller
+        moves the state itself."""
         slot = self._at(handle, "move", _LIVE)
         assert slot.seq is not None
-        lowest = next((k for k, holder in enumerate(self.holders) if holder is None), None)
-        if lowest is None or lowest > slot.seq:
+        free = self._free_seq(seq)
+        if free is None or (seq is None and free > slot.seq):
             return None
         self._give_seq(slot)
-        self._take_seq(slot)
-        return slot.seq
+        self._take_seq(slot, free)
+        return free
 
     # --- who is next, who makes way
 
@@ -218,10 +219,11 @@ class SlotPool(Books):
         self._landed(slot)
 
     @_locked
-    def resume_open(self, handle: int) -> tuple[int, memoryview] | None:
-        """A sequence id and the parked bytes, or None without a free id; then ``resume_close``."""
+    def resume_open(self, handle: int, seq: int | None = None) -> tuple[int, memoryview] | None:
+        """The lowest free sequence id, or ``seq``, and the parked bytes; None: it is taken. Then
+        ``resume_close`` or ``resume_keep``."""
         slot = self._at(handle, "resume_open", (State.PARKED,))
-        if not self._take_seq(slot):
+        if not self._take_seq(slot, seq):
             return None
         self._dequeue(slot)
         slot.drain, slot.state = "lent for resume", State.DRAINING
@@ -240,6 +242,17 @@ class SlotPool(Books):
         slot.weight = 0
         self.requeues += 1
         self._end_drain(slot, State.STAGED)
+
+    @_locked
+    def resume_keep(self, handle: int) -> None:
+        """PARKED as before: what was read was a copy. The sequence id is free again."""
+        slot = self._drained(handle, "lent for resume", "resume_keep")
+        if slot.doomed:
+            self._landed(slot)
+            return
+        self.resumes += 1
+        self._give_seq(slot)
+        self._end_drain(slot, State.PARKED)
 
     @_locked
     def poll(self) -> list[int]:

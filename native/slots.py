@@ -119,8 +119,8 @@ class Pool(Protocol):
     def stage(self, handle: int) -> None:
         """RESERVED to STAGED: into the queue of its class, ordered by when it was reserved."""
 
-    def start(self, handle: int) -> int | None:
-        """STAGED to PREFILL with the lowest free sequence id; None when all are taken."""
+    def start(self, handle: int, seq: int | None = None) -> int | None:
+        """STAGED to PREFILL with the lowest free sequence id, or ``seq``; None: it is taken."""
 
     def activate(self, handle: int) -> None:
         """PREFILL to ACTIVE."""
@@ -137,8 +137,9 @@ class Pool(Protocol):
     def lift(self, handle: int, klass: int) -> None:
         """Change the priority class; the age stays."""
 
-    def move(self, handle: int) -> int | None:
-        """The lowest free sequence id, if below its own; the caller moves the state itself."""
+    def move(self, handle: int, seq: int | None = None) -> int | None:
+        """The lowest free sequence id, if below its own, or ``seq``, if that is free; the caller
+        moves the state itself."""
 
     # --- who is next, who makes way
     def head(self, klass: int | None = None) -> int | None:
@@ -176,11 +177,15 @@ class Pool(Protocol):
     def park_close(self, handle: int, used: int) -> None:
         """PARKED with the first ``used`` bytes; 0: nothing saved, it goes on as before."""
 
-    def resume_open(self, handle: int) -> tuple[int, memoryview] | None:
-        """A sequence id and the parked bytes, or None without a free id; then ``resume_close``."""
+    def resume_open(self, handle: int, seq: int | None = None) -> tuple[int, memoryview] | None:
+        """The lowest free sequence id, or ``seq``, and the parked bytes; None: it is taken. Then
+        ``resume_close`` or ``resume_keep``."""
 
     def resume_close(self, handle: int, ok: bool = True) -> None:
         """The block is free again; ``ok=False``: the state was of no use, back to STAGED."""
+
+    def resume_keep(self, handle: int) -> None:
+        """PARKED as before: what was read was a copy. The sequence id is free again."""
 
     def poll(self) -> list[int]:
         """Slots that left DRAINING because their copy has ended. Never blocks."""

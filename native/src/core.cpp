@@ -203,13 +203,15 @@ NB_MODULE(_core, m) {
       .def("reserve", [](Pool& p, std::uint32_t n, std::uint32_t klass) { return (*p).reserve(n, klass); }, "n"_a,
            "klass"_a)
       .def("stage", [](Pool& p, Handle h) { (*p).stage(h); }, "handle"_a)
-      .def("start", [](Pool& p, Handle h) { return (*p).start(h); }, "handle"_a)
+      .def("start", [](Pool& p, Handle h, std::optional<std::uint32_t> seq) { return (*p).start(h, seq); },
+           "handle"_a, "seq"_a = nb::none())
       .def("activate", [](Pool& p, Handle h) { (*p).activate(h); }, "handle"_a)
       .def("requeue", [](Pool& p, Handle h) { (*p).requeue(h); }, "handle"_a)
       .def("finish", [](Pool& p, Handle h) { return (*p).finish(h); }, "handle"_a)
       .def("release", [](Pool& p, Handle h) { (*p).release(h); }, "handle"_a)
       .def("lift", [](Pool& p, Handle h, std::uint32_t klass) { (*p).lift(h, klass); }, "handle"_a, "klass"_a)
-      .def("move", [](Pool& p, Handle h) { return (*p).move(h); }, "handle"_a)
+      .def("move", [](Pool& p, Handle h, std::optional<std::uint32_t> seq) { return (*p).move(h, seq); },
+           "handle"_a, "seq"_a = nb::none())
       .def("head", [](Pool& p, std::optional<std::uint32_t> klass) { return (*p).head(klass); },
            "klass"_a = nb::none())
       .def("victim", [](Pool& p, std::uint32_t klass) { return (*p).victim(klass); }, "klass"_a)
@@ -234,13 +236,15 @@ NB_MODULE(_core, m) {
       .def("park_close", [](Pool& p, Handle h, std::size_t used) { (*p).park_close(h, used); }, "handle"_a, "used"_a)
       .def(
           "resume_open",
-          [](nb::pointer_and_handle<Pool> self, Handle h) -> nb::object {
-            const auto resumed = (**self.p).resume_open(h);
+          [](nb::pointer_and_handle<Pool> self, Handle h, std::optional<std::uint32_t> seq) -> nb::object {
+            const auto resumed = (**self.p).resume_open(h, seq);
             if (!resumed) return nb::none();
             return nb::make_tuple(resumed->seq, view(resumed->block, self.h));
           },
-          "handle"_a, nb::sig("def resume_open(self, handle: int) -> tuple[int, memoryview] | None"))
+          "handle"_a, "seq"_a = nb::none(),
+          nb::sig("def resume_open(self, handle: int, seq: int | None = None) -> tuple[int, memoryview] | None"))
       .def("resume_close", [](Pool& p, Handle h, bool ok) { (*p).resume_close(h, ok); }, "handle"_a, "ok"_a = true)
+      .def("resume_keep", [](Pool& p, Handle h) { (*p).resume_keep(h); }, "handle"_a)
       .def("poll", &Pool::poll)
       .def("wait", &Pool::wait, "ticket"_a)
       .def("state", [](Pool& p, Handle h) { return static_cast<int>((*p).state(h)); }, "handle"_a)

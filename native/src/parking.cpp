@@ -97,11 +97,11 @@ void SlotPool::park_close(Handle h, std::size_t used) {
   landed(i);
 }
 
-std::optional<Resumed> SlotPool::resume_open(Handle h) {
+std::optional<Resumed> SlotPool::resume_open(Handle h, std::optional<std::uint32_t> seq) {
   const std::lock_guard lock(mutex_);
   const Index i = at(h);
   want(i, {State::Parked}, "resume_open");
-  if (!take_seq(i)) return std::nullopt;
+  if (!take_seq(i, seq)) return std::nullopt;
   dequeue(i);
   drain_[i] = Drain::ResumeLent;
   enter(i, State::Draining);
@@ -121,6 +121,19 @@ void SlotPool::resume_close(Handle h, bool ok) {
   weight_[i] = 0;
   ++requeues_;
   end_drain(i, State::Staged);
+}
+
+void SlotPool::resume_keep(Handle h) {
+  const std::lock_guard lock(mutex_);
+  const Index i = at(h);
+  want_drain(i, Drain::ResumeLent, "resume_keep");
+  if (doomed_[i] != 0) {
+    landed(i);
+    return;
+  }
+  ++resumes_;
+  give_seq(i);
+  end_drain(i, State::Parked);
 }
 
 std::vector<Handle> SlotPool::poll() {

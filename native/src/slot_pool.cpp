@@ -73,11 +73,11 @@ void SlotPool::stage(Handle h) {
   enqueue(i, State::Staged);
 }
 
-std::optional<std::uint32_t> SlotPool::start(Handle h) {
+std::optional<std::uint32_t> SlotPool::start(Handle h, std::optional<std::uint32_t> seq) {
   const std::lock_guard lock(mutex_);
   const Index i = at(h);
   want(i, {State::Staged}, "start");
-  if (!take_seq(i)) return std::nullopt;
+  if (!take_seq(i, seq)) return std::nullopt;
   dequeue(i);
   enter(i, State::Prefill);
   return seq_[i];
@@ -146,18 +146,18 @@ void SlotPool::lift(Handle h, std::uint32_t klass) {
   if (waits) queues_[klass].push(i, age_, place_);
 }
 
-std::optional<std::uint32_t> SlotPool::move(Handle h) {
+std::optional<std::uint32_t> SlotPool::move(Handle h, std::optional<std::uint32_t> seq) {
   const std::lock_guard lock(mutex_);
   const Index i = at(h);
   want(i, {State::Prefill, State::Active}, "move");
   const std::int16_t own = seq_[i];
-  if (!take_seq(i)) return std::nullopt;
+  if (!take_seq(i, seq)) return std::nullopt;
   const std::int16_t other = seq_[i];
-  const std::int16_t gone = std::max(own, other);
-  seq_[i] = gone;
+  const bool moves = seq || other < own;
+  seq_[i] = moves ? own : other;
   give_seq(i);
-  seq_[i] = std::min(own, other);
-  if (other > own) return std::nullopt;
+  seq_[i] = moves ? other : own;
+  if (!moves) return std::nullopt;
   return other;
 }
 
@@ -289,7 +289,19 @@ void SlotPool::enqueue(Index i, State state) {
 
 void SlotPool::dequeue(Index i) { queues_[klass_[i]].remove(i, age_, place_); }
 
-bool SlotPool::take_seq(Index i) {
+bool SlotPool::take_seq(Index i, std::optional<std::uint32_t> wanted) {
+  if (wanted) {
+    if (*wanted >= live_max_) {
+      throw std::invalid_argument("there is no sequence id " + std::to_string(*wanted) + " among " +
+                                  std::to_string(live_max_));
+    }
+    const std::uint64_t bit = std::uint64_t{1} << *wanted % 64;
+    if ((free_seqs_[*wanted / 64] & bit) == 0) return false;
+    free_seqs_[*wanted / 64] &= ~bit;
+    seq_[i] = static_cast<std::int16_t>(*wanted);
+    holder_[*wanted] = i;
+    return true;
+  }
   for (std::size_t word = 0; word < free_seqs_.size(); ++word) {
     if (free_seqs_[word] == 0) continue;
     const int bit = std::countr_zero(free_seqs_[word]);

@@ -124,6 +124,48 @@ def test_the_lowest_free_sequence_id_is_given_and_holes_are_closed(native: Any) 
     pool.check()
 
 
+def test_a_sequence_id_can_be_named(native: Any) -> None:
+    """A planner that has its own reasons names the id: it gets that one or none, never another."""
+    pool = native.SlotPool(slots=8, live=3, arena_bytes=4096)
+    first, second = staged(pool), staged(pool)
+    assert pool.start(first, 2) == 2
+    assert pool.start(second, 2) is None
+    assert pool.state(second) == State.STAGED
+    assert pool.start(second) == 0
+    assert pool.move(second, 2) is None
+    assert pool.move(second, 1) == 1
+    assert pool.move(first, 0) == 0
+    assert pool.live() == [first, second]
+    with pytest.raises(ValueError, match="no sequence id 3 among 3"):
+        pool.move(first, 3)
+    waits = parked(pool, b"state")
+    assert pool.resume_open(waits, 0) is None
+    seq, view = pool.resume_open(waits, 2)
+    assert (seq, bytes(view)) == (2, b"state")
+    pool.check()
+
+
+def test_a_parked_state_can_be_copied_and_kept(native: Any) -> None:
+    """The id was needed for the copy only; what is parked can be read again."""
+    pool = native.SlotPool(slots=2, live=1, arena_bytes=4096)
+    handle = parked(pool, b"state")
+    for _ in range(2):
+        _, view = pool.resume_open(handle)
+        assert bytes(view) == b"state"
+        pool.resume_keep(handle)
+        assert pool.state(handle) == State.PARKED
+        assert pool.seq(handle) is None
+        pool.check()
+    with pytest.raises(IllegalTransition, match="not lent for it"):
+        pool.resume_keep(handle)
+    pool.resume_open(handle)
+    assert pool.finish(handle) is False
+    pool.resume_keep(handle)
+    assert pool.state(handle) == State.DONE
+    assert pool.stats()["arena"]["used"] == 0
+    pool.check()
+
+
 def test_who_waits_is_served_by_class_and_then_by_age(native: Any) -> None:
     """A requeued or parked slot keeps its age, and so its place before younger ones."""
     pool = native.SlotPool(slots=8, live=2, arena_bytes=4096)

@@ -22,6 +22,7 @@ from tidemill.native.slots import ALIGN, MOVES
 
 PICK = st.integers(0, 1 << 16)
 CLASS = st.integers(0, 2)
+SEQ = st.none() | st.integers(0, 5)
 
 
 class TwoPools(RuleBasedStateMachine):
@@ -78,9 +79,9 @@ class TwoPools(RuleBasedStateMachine):
     def stage(self, n: int) -> None:
         self.both("stage", self.pick(n, State.RESERVED))
 
-    @rule(n=PICK)
-    def start(self, n: int) -> None:
-        self.both("start", self.pick(n, State.STAGED))
+    @rule(n=PICK, seq=SEQ)
+    def start(self, n: int, seq: int | None) -> None:
+        self.both("start", self.pick(n, State.STAGED), seq)
 
     @rule()
     def start_head(self) -> None:
@@ -114,9 +115,9 @@ class TwoPools(RuleBasedStateMachine):
     def lift(self, n: int, klass: int) -> None:
         self.both("lift", self.pick(n), klass)
 
-    @rule(n=PICK)
-    def move(self, n: int) -> None:
-        self.both("move", self.pick(n, State.PREFILL, State.ACTIVE))
+    @rule(n=PICK, seq=SEQ)
+    def move(self, n: int, seq: int | None) -> None:
+        self.both("move", self.pick(n, State.PREFILL, State.ACTIVE), seq)
 
     # --- park and resume
 
@@ -200,13 +201,17 @@ class TwoPools(RuleBasedStateMachine):
     def park_close(self, n: int, used: int) -> None:
         self.both("park_close", self.pick(n, State.DRAINING), used)
 
-    @rule(n=PICK)
-    def resume_open(self, n: int) -> None:
-        self.both("resume_open", self.pick(n, State.PARKED))
+    @rule(n=PICK, seq=SEQ)
+    def resume_open(self, n: int, seq: int | None) -> None:
+        self.both("resume_open", self.pick(n, State.PARKED), seq)
 
     @rule(n=PICK, ok=st.booleans())
     def resume_close(self, n: int, ok: bool) -> None:
         self.both("resume_close", self.pick(n, State.DRAINING), ok)
+
+    @rule(n=PICK)
+    def resume_keep(self, n: int) -> None:
+        self.both("resume_keep", self.pick(n, State.DRAINING))
 
     # --- after every step
 

@@ -105,8 +105,8 @@ class SlotPool {
   /// All of `n` slots, oldest handle first, or none of them.
   std::vector<Handle> reserve(std::uint32_t n, std::uint32_t klass);
   void stage(Handle handle);
-  /// Give the slot the lowest free sequence id; nothing when all are taken.
-  std::optional<std::uint32_t> start(Handle handle);
+  /// Give the slot the lowest free sequence id, or the one that is named; nothing when it is taken.
+  std::optional<std::uint32_t> start(Handle handle, std::optional<std::uint32_t> seq = {});
   void activate(Handle handle);
   /// Back to its place in the queue; sequence id and parked state are given up, the age is kept.
   void requeue(Handle handle);
@@ -115,8 +115,9 @@ class SlotPool {
   void release(Handle handle);
   /// Change the priority class: 0 goes first.
   void lift(Handle handle, std::uint32_t klass);
-  /// The lowest free sequence id instead of the slot's own, if lower. The caller moves the state itself.
-  std::optional<std::uint32_t> move(Handle handle);
+  /// The lowest free sequence id instead of the slot's own, if lower, or the free one that is named. The caller
+  /// moves the state itself.
+  std::optional<std::uint32_t> move(Handle handle, std::optional<std::uint32_t> seq = {});
 
   // --- who is next, who makes way
   /// The oldest waiting slot of the first class that has one (of `klass`, when given).
@@ -140,8 +141,10 @@ class SlotPool {
   void park_close(Handle handle, std::size_t used);
   /// The caller reads the lent block and closes it; `ok` false puts the slot back into its queue, to be
   /// computed again.
-  std::optional<Resumed> resume_open(Handle handle);
+  std::optional<Resumed> resume_open(Handle handle, std::optional<std::uint32_t> seq = {});
   void resume_close(Handle handle, bool ok);
+  /// Closes it with the slot PARKED as before: what was read was a copy, and the sequence id is free again.
+  void resume_keep(Handle handle);
   /// Observe the copies that have ended: the slots that left DRAINING by it. Never blocks.
   std::vector<Handle> poll();
   /// Block until this copy has ended, then as poll().
@@ -175,7 +178,7 @@ class SlotPool {
   void enter(Index i, State state);
   void enqueue(Index i, State state);
   void dequeue(Index i);
-  bool take_seq(Index i);
+  bool take_seq(Index i, std::optional<std::uint32_t> wanted = {});
   void give_seq(Index i);
   bool take_block(Index i, std::size_t n);
   void give_block(Index i);
