@@ -36,6 +36,7 @@ def main() -> None:
     from tidemill.backends.llama.native_stepper import stepper_class
     from tidemill.backends.llama.sampling import Chooser
     from tidemill.backends.llama.weights import resolve
+    from tidemill.scheduler.slots import PARKING_BYTES, Slots
     from tidemill.scheduler.steps import Chunk
     from tidemill.types import Sampling
 
@@ -44,6 +45,7 @@ def main() -> None:
     kind, _ = stepper_class()
     stepper = kind(model, slots=16, context=CONTEXT, threads=1, headroom=0)
     stepper.open()
+    slots = Slots(stepper, parking=PARKING_BYTES)
     greedy = Chooser(model, Sampling())
 
     def compute(length: int) -> None:
@@ -51,14 +53,22 @@ def main() -> None:
             tokens = [1_000 + i for i in range(start, min(length, start + 512))]
             stepper.step([Chunk(key=0, seq=0, start=start, tokens=tokens, chooser=None)])
 
+    aside: list[int] = []
+
+    def park_once() -> None:
+        aside.append(slots.put_aside(0) or 0)
+
     print(f"{'tokens':>6} {'compute':>9} {'copy':>7} {'park':>7} {'resume':>7}")
     for length in LENGTHS:
         again = best_ms(partial(compute, length), lambda: stepper.forget(0), 2)
         copy = best_ms(lambda: stepper.copy(0, 1), lambda: stepper.forget(1))
-        stepper.park(7, 0)
-        park = best_ms(lambda: stepper.park(7, 0), lambda: stepper.discard(7))
-        resume = best_ms(lambda: stepper.resume(7, 1, keep=True), lambda: stepper.forget(1))
-        stepper.discard(7)
+        park_once()
+        park = best_ms(park_once, lambda: slots.release(aside.pop()))
+        resume = best_ms(
+            lambda: slots.fetch(aside[0], 1, keep=True),
+            lambda: stepper.forget(1),
+        )
+        slots.release(aside.pop())
         stepper.forget(0)
         stepper.forget(1)
         print(f"{length:6} {again:9.1f} {copy:7.2f} {park:7.2f} {resume:7.2f}")

@@ -48,9 +48,16 @@ async def _measure(given: Services) -> None:
     telemetry.REPLICA_UP.clear()
     for model, replica in pool.replicas.items():
         telemetry.REPLICA_UP.labels(model).set(replica.healthy)
-        telemetry.REPLICA_TOKENS.labels(model, "generated").set(replica.tokens_generated)
-        telemetry.REPLICA_TOKENS.labels(model, "prefilled").set(replica.tokens_prefilled)
-        telemetry.REPLICA_TOKENS.labels(model, "reused").set(replica.tokens_reused)
+        for kind in ("generated", "prefilled", "reused"):
+            tokens = getattr(replica, f"tokens_{kind}")
+            telemetry.REPLICA_TOKENS.labels(model, kind).set(tokens)
+        for state in ("active", "waiting", "parked", "held"):
+            telemetry.REPLICA_SEQUENCES.labels(model, state).set(getattr(replica, state))
+        for kind in ("parks", "resumes", "requeues", "refused"):
+            telemetry.REPLICA_MOVES.labels(model, kind).set(getattr(replica, kind))
+        for field, value in msgspec.structs.asdict(replica.arena).items():
+            if isinstance(value, int):
+                telemetry.REPLICA_ARENA.labels(model, field).set(value)
     telemetry.BATCHES.clear()
     for status, count in Counter(str(b.status) for b in await given.store.batches.active()).items():
         telemetry.BATCHES.labels(status).set(count)

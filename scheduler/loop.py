@@ -20,6 +20,7 @@ from tidemill.errors import EngineLost, TidemillError
 from tidemill.scheduler.memory import Memory
 from tidemill.scheduler.plan import StepPlan, plan
 from tidemill.scheduler.sequence import Sequence
+from tidemill.scheduler.slots import PARKING_BYTES, Slots
 from tidemill.scheduler.steps import (
     AnswerSink,
     Chunk,
@@ -67,12 +68,14 @@ class Loop(Generic[C]):
         flush: Callable[[Gauges], None] = lambda gauges: None,
         errands: Errands | None = None,
         watch: Callable[[Seq[int]], None] = lambda keys: None,
+        parking: int = PARKING_BYTES,
     ) -> None:
         """``watch`` is told whom a step computes before it begins, and that it is over by an empty
-        sequence."""
+        sequence. ``parking``: bytes for the states of sequences that made way."""
         self._engine, self._flush, self._watch = engine, flush, watch
         self._errands = errands or NoErrands()
-        self._memory = Memory(engine)
+        self._slots = Slots(engine, parking=parking)
+        self._memory = Memory(engine, self._slots)
         self._bell = threading.Condition()
         self._inbox: deque[Ticket[C]] = deque()
         self._cancels: set[int] = set()
@@ -80,6 +83,8 @@ class Loop(Generic[C]):
         # From here on: the engine thread's own.
         self._live: dict[int, Sequence[C]] = {}
         self._waiting: list[Sequence[C]] = []
+        self._outside: list[Ticket[C]] = []
+        """More than there are slots for; by lane, then arrival."""
         self._full = False
         """Memory ran out before the ids did: nobody enters until somebody leaves."""
         self._order = 0
@@ -125,20 +130,29 @@ class Loop(Generic[C]):
                 self._drop(sequence)
                 sequence.answer.fail(EngineLost("The engine was stopped."))
                 sequence.answer.close()
+            for ticket in self._outside:
+                ticket.answer.fail(EngineLost("The engine was stopped."))
+                ticket.answer.close()
             self._memory.close()
             self._flush(self.gauges())
             self._engine.close()
 
     def gauges(self) -> Gauges:
         """Load now."""
-        parked = sum(s.parked for s in self._waiting)
+        slots = self._slots.stats
         return Gauges(
-            active=len(self._live),
-            waiting=len(self._waiting) - parked,
-            parked=parked,
+            active=slots["live"],
+            waiting=slots["states"]["STAGED"] + len(self._outside),
+            parked=slots["states"]["PARKED"] - self._memory.aside,
+            held=self._memory.held,
+            arena=self._slots.arena,
             tokens_generated=self._generated,
             tokens_prefilled=self._prefilled,
             tokens_reused=self._reused,
+            parks=slots["parks"],
+            resumes=slots["resumes"],
+            requeues=slots["requeues"],
+            refused=slots["refused"],
         )
 
     def turn(self) -> None:
@@ -176,23 +190,33 @@ class Loop(Generic[C]):
                 or self._errands.pending()
             ):
                 self._bell.wait()
-            if self._closing:
-                arrived, cancels = list(self._inbox), set[int]()
-                self._inbox.clear()
-            else:
-                arrived, cancels = list(self._inbox), self._cancels
-                self._inbox.clear()
-                self._cancels = set()
-        for ticket in arrived:
-            self._order += 1
-            epoch = self._arrived[ticket.lane] // (EPOCH * self._engine.limits.slots)
-            self._arrived[ticket.lane] += 1
-            insort(self._waiting, Sequence(ticket, self._order, epoch))
-        if cancels:
+            self._outside += self._inbox
+            self._inbox.clear()
+            cancels, self._cancels = self._cancels, set()
+        self._take_in()
+        if cancels and not self._closing:
             self._cancel(cancels)
         return not self._closing
 
+    def _take_in(self) -> None:
+        """Give a slot to everybody who arrived, as far as there are any."""
+        self._outside.sort(key=lambda ticket: ticket.lane)
+        taken = 0
+        for ticket in self._outside:
+            slot = self._slots.reserve(ticket.lane)
+            if slot is None:
+                break
+            taken += 1
+            self._order += 1
+            epoch = self._arrived[ticket.lane] // (EPOCH * self._engine.limits.slots)
+            self._arrived[ticket.lane] += 1
+            insort(self._waiting, Sequence(ticket, self._order, epoch, slot))
+        del self._outside[:taken]
+
     def _cancel(self, keys: set[int]) -> None:
+        for ticket in [t for t in self._outside if t.key in keys]:
+            self._outside.remove(ticket)
+            ticket.answer.close()
         for key in keys & self._live.keys():
             self._retire(self._live[key])
         for sequence in [s for s in self._waiting if s.key in keys]:
@@ -258,6 +282,7 @@ class Loop(Generic[C]):
             self._retire(sequence, reason="stop")
             return
         self._generated += 1
+        self._slots.activate(sequence.slot)
         sequence.tokens.append(sampled.token)
         reason = sequence.answer.take(sampled)
         if reason is None and len(sequence.tokens) - sequence.prompt_len >= sequence.limit:
@@ -288,6 +313,7 @@ class Loop(Generic[C]):
         """Back to the queue with its tokens, to be computed again."""
         assert sequence.seq is not None
         self._memory.clear(sequence.seq)
+        self._slots.requeue(sequence.slot)
         sequence.done = 0
         self._back(sequence)
 
@@ -318,5 +344,4 @@ class Loop(Generic[C]):
             del self._live[sequence.key]
         else:
             self._waiting.remove(sequence)
-            if sequence.parked:
-                self._engine.discard(sequence.key)
+        self._slots.release(sequence.slot)

@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 from tidemill.scheduler.prefixes import Prefixes
 from tidemill.scheduler.sequence import Sequence
+from tidemill.scheduler.slots import Slots
 from tidemill.scheduler.steps import Engine
 from tidemill.types import Lane
 
@@ -39,13 +40,23 @@ class Memory(Generic[C]):
     Holders are sequence ids from 0 up, and what is parked aside below 0.
     """
 
-    def __init__(self, engine: Engine[C]) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine[C], slots: Slots[C]) -> None:
+        self._engine, self._slots = engine, slots
         self._tree = Prefixes()
         self._holders: dict[int, Sequence[C] | Kept] = {}
-        self._aside: dict[int, None] = {}
-        """Holders on the side, oldest first."""
+        self._aside: dict[int, int] = {}
+        """Holders on the side and their slots, oldest first."""
         self._numbers = itertools.count(1)
+
+    @property
+    def aside(self) -> int:
+        """Conversations on the side."""
+        return len(self._aside)
+
+    @property
+    def held(self) -> int:
+        """What is remembered by free ids and on the side."""
+        return sum(isinstance(there, Kept) for there in self._holders.values())
 
     def entrants(self, waiting: Iterable[Sequence[C]], free: int) -> list[Sequence[C]]:
         """Those that could enter now, of ``waiting`` in order: everybody INTERACTIVE, and as many
@@ -88,12 +99,13 @@ class Memory(Generic[C]):
         if sequence.parked:
             self._vacate(seq)
             sequence.parked = False
-            if not self._engine.resume(sequence.key, seq):
+            if not self._slots.resume(sequence.slot, seq):
                 sequence.done = 0
-        elif sequence.done == 0:
+        else:
             sequence.done = self._bring(sequence, seq) if self._may_share(sequence) else 0
             if not sequence.done:
                 self._vacate(seq)
+            self._slots.start(sequence.slot, seq)
         sequence.seq = seq
         if self._may_share(sequence):
             self._hold(seq, sequence)
@@ -121,6 +133,7 @@ class Memory(Generic[C]):
             self._engine.forget(seq)
             return False
         self.clear(sequence.seq)
+        self._slots.move(sequence.slot, seq)
         sequence.seq = seq
         if self._may_share(sequence):
             self._hold(seq, sequence)
@@ -129,8 +142,10 @@ class Memory(Generic[C]):
     def park(self, sequence: Sequence[C]) -> bool:
         """Put a live sequence aside and free its id; False: there is no room, it is as before."""
         assert sequence.seq is not None
-        if not self._put_aside(sequence.key, sequence.seq):
-            return False
+        while not self._slots.park(sequence.slot, sequence.seq):
+            if not self._aside:
+                return False
+            self._give_up_oldest()
         self.clear(sequence.seq)
         sequence.seq, sequence.parked = None, True
         return True
@@ -182,11 +197,10 @@ class Memory(Generic[C]):
         """From the side onto an id: a conversation that goes on comes back; of one that only begins
         alike a copy does."""
         goes_on = length == self._holders[source].done
-        came = self._engine.resume(source, seq, keep=True)
+        came = self._slots.fetch(self._aside[source], seq, keep=not goes_on)
         if goes_on or not came:
             self._drop(source)
             del self._aside[source]
-            self._engine.discard(source)
         return came
 
     def _best(self, sequence: Sequence[C], seq: int) -> tuple[int, int]:
@@ -217,23 +231,18 @@ class Memory(Generic[C]):
             return
         if len(self._aside) >= MOST_ASIDE:
             self._give_up_oldest()
-        number = next(self._numbers)
-        if self._put_aside(-number, seq):
-            self._aside[-number] = None
-            self._hold(-number, Kept(kept.tokens[: kept.done], kept.lane, kept.scope))
-
-    def _put_aside(self, key: int, seq: int) -> bool:
-        while not self._engine.park(key, seq):
+        while (slot := self._slots.put_aside(seq)) is None:
             if not self._aside:
-                return False
+                return
             self._give_up_oldest()
-        return True
+        holder = -next(self._numbers)
+        self._aside[holder] = slot
+        self._hold(holder, Kept(kept.tokens[: kept.done], kept.lane, kept.scope))
 
     def _give_up_oldest(self) -> None:
         holder = next(iter(self._aside))
-        del self._aside[holder]
         self._drop(holder)
-        self._engine.discard(holder)
+        self._slots.release(self._aside.pop(holder))
 
     def _hold(self, holder: int, what: Sequence[C] | Kept) -> None:
         self._tree.put(holder, what.tokens, what.scope)

@@ -33,12 +33,15 @@ class Sequence(Generic[C]):
         "reused",
         "scope",
         "seq",
+        "slot",
         "started",
         "tokens",
     )
 
-    def __init__(self, ticket: Ticket[C], order: int, epoch: int = 0) -> None:
-        """``order``: arrival. ``epoch``: lines of one epoch may change places."""
+    def __init__(self, ticket: Ticket[C], order: int, epoch: int, slot: int) -> None:
+        """``order``: arrival. ``epoch``: lines of one epoch may change places. ``slot``: the handle
+        of its logical slot."""
+        self.slot = slot
         self.key, self.lane, self.order, self.epoch = ticket.key, ticket.lane, order, epoch
         self.tokens, self.prompt_len = list(ticket.prompt), len(ticket.prompt)
         self.limit, self.chooser, self.answer = ticket.limit, ticket.chooser, ticket.answer

@@ -8,7 +8,7 @@ import msgspec
 
 from tidemill.errors import TidemillError
 from tidemill.scheduler.plan import Limits
-from tidemill.types import FinishReason, Lane, TokenLogprob
+from tidemill.types import ArenaStatus, FinishReason, Lane, TokenLogprob
 
 C = TypeVar("C")
 """What the engine chooses the next token with; opaque to the loop."""
@@ -44,7 +44,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
     ``no_room``: nothing was computed, memory is as before. ``aborted``: the memory of the step's
     sequences is undefined. ``lost``: the engine threw all its memory away and is usable again;
-    what was parked is still there.
+    what was saved can still be loaded.
     """
 
     fate: Fate = "done"
@@ -75,15 +75,14 @@ class Engine(Protocol[C]):
     def copy(self, source: int, to: int) -> bool:
         """Give an id that has no memory what another one has; False: it could not."""
 
-    def park(self, key: int, seq: int) -> bool:
-        """Copy a sequence's memory to the side; False: there is no room for it."""
+    def state_size(self, seq: int) -> int:
+        """Bytes that ``save`` needs at most; 0: this memory cannot be saved now."""
 
-    def resume(self, key: int, seq: int, *, keep: bool = False) -> bool:
-        """Put parked memory onto a sequence id, and keep it parked or not; False: it could not,
-        compute it again."""
+    def save(self, seq: int, to: memoryview) -> int:
+        """Write the memory of a sequence id; how many bytes that took, 0: it could not."""
 
-    def discard(self, key: int) -> None:
-        """Drop parked memory."""
+    def load(self, seq: int, state: memoryview) -> bool:
+        """Give an id without memory what was saved; False: it could not, and has none."""
 
     def close(self) -> None: ...
 
@@ -147,8 +146,17 @@ class Gauges(msgspec.Struct, frozen=True, kw_only=True):
     active: int = 0
     waiting: int = 0
     parked: int = 0
+    held: int = 0
+    """What free sequence ids remember, and conversations put aside."""
+    arena: ArenaStatus = ArenaStatus()
     tokens_generated: int = 0
     tokens_prefilled: int = 0
     """Prompt tokens that were computed."""
     tokens_reused: int = 0
     """Prompt tokens that were there already."""
+    parks: int = 0
+    resumes: int = 0
+    requeues: int = 0
+    """Sequences that lost what was computed of them, and are computed again."""
+    refused: int = 0
+    """States for which the arena had no room."""

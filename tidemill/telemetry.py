@@ -70,6 +70,24 @@ REPLICA_TOKENS = Gauge(
     ("model", "kind"),
     registry=REGISTRY,
 )
+REPLICA_SEQUENCES = Gauge(
+    "tidemill_replica_sequences",
+    "Sequences of a model now, by state.",
+    ("model", "state"),
+    registry=REGISTRY,
+)
+REPLICA_MOVES = Gauge(
+    "tidemill_replica_moves",
+    "What became of sequences that made way, since the engine was created.",
+    ("model", "kind"),
+    registry=REGISTRY,
+)
+REPLICA_ARENA = Gauge(
+    "tidemill_replica_arena",
+    "The memory for parked states of a model: bytes, and states in it.",
+    ("model", "field"),
+    registry=REGISTRY,
+)
 
 
 def lines_settled(succeeded: int, failed: int) -> None:

@@ -727,8 +727,22 @@ class ModelCard(Record, frozen=True, kw_only=True):
     """True when the model's template renders tools."""
 
 
+class ArenaStatus(Record, frozen=True, kw_only=True):
+    """The memory in which an engine keeps the states of sequences that made way, in bytes."""
+
+    kind: str = ""
+    """``host``, ``cuda`` (pinned), or ``model`` where the native part was not built."""
+    bytes: int = 0
+    used: int = 0
+    free: int = 0
+    largest: int = 0
+    """The largest state for which there is room now."""
+    blocks: int = 0
+    """States in it."""
+
+
 class ReplicaStatus(Record, frozen=True, kw_only=True):
-    """Health and load of one engine replica."""
+    """Health and load of one engine replica. Totals count from its creation, over restarts."""
 
     healthy: bool
     reason: str | None = None
@@ -738,11 +752,24 @@ class ReplicaStatus(Record, frozen=True, kw_only=True):
     slots: int = 0
     restarts: int = 0
     parked: int = 0
+    """Sequences that made way and go on later from their state."""
+    held: int = 0
+    """Computed beginnings that nobody uses now: on free sequence ids, and conversations put
+    aside."""
+    arena: ArenaStatus = ArenaStatus()
     tokens_generated: int = 0
     tokens_prefilled: int = 0
     """Prompt tokens that were computed."""
     tokens_reused: int = 0
     """Prompt tokens that were there already: prefixes shared with other requests."""
+    parks: int = 0
+    """States written to the arena, of sequences and conversations."""
+    resumes: int = 0
+    """States read from it."""
+    requeues: int = 0
+    """Sequences that lost what was computed of them, and were computed again."""
+    refused: int = 0
+    """States for which the arena had no room."""
 
 
 class EngineSpec(Record, frozen=True, kw_only=True):

@@ -36,6 +36,11 @@ from tidemill.types import (
 MOST_IN_HAND = 16_384
 """Requests that one replica holds; more are told to come again."""
 STRIKES = 3
+_TOTALS = (
+    "tokens_generated", "tokens_prefilled", "tokens_reused", "parks", "resumes", "requeues",
+    "refused",
+)  # fmt: skip
+"""Gauges that only grow, and go on over restarts."""
 """Deaths of an engine while it was at work on one request that make that request the reason."""
 
 
@@ -153,9 +158,9 @@ class LlamaReplica:
             slots=ready.slots if ready is not None else 0,
             restarts=supervisor.restarts if supervisor is not None else 0,
             parked=g.parked,
-            tokens_generated=total.tokens_generated,
-            tokens_prefilled=total.tokens_prefilled,
-            tokens_reused=total.tokens_reused,
+            held=g.held,
+            arena=g.arena,
+            **{name: getattr(total, name) for name in _TOTALS},
         )
 
     async def _answer(self, question: Callable[[int, bool], m.Question]) -> m.Event:
@@ -261,11 +266,7 @@ class LlamaReplica:
 
 def _sum(a: Gauges, b: Gauges) -> Gauges:
     """The totals of two processes; no load."""
-    return Gauges(
-        tokens_generated=a.tokens_generated + b.tokens_generated,
-        tokens_prefilled=a.tokens_prefilled + b.tokens_prefilled,
-        tokens_reused=a.tokens_reused + b.tokens_reused,
-    )
+    return Gauges(**{name: getattr(a, name) + getattr(b, name) for name in _TOTALS})
 
 
 def _is_last(event: m.Event) -> bool:

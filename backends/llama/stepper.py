@@ -15,8 +15,6 @@ from tidemill.errors import EngineUnavailable
 from tidemill.scheduler.plan import Limits
 from tidemill.scheduler.steps import Chunk, Observation, Sampled
 
-PARKING_BYTES = 1 << 30
-"""Host memory for parked sequences; beyond it a sequence is computed again."""
 PREFILL = 512
 MOVES = 2
 """Sequences that a step may move to a lower id: each takes some milliseconds and saves a pass over
@@ -43,8 +41,6 @@ class Stepper:
             moves=MOVES if self.reuses else 0,
         )
         self._batch = _Batch(self.limits.rows)
-        self._parked: dict[int, NDArray[np.uint8]] = {}
-        self._parked_bytes = 0
         self._copied = np.empty(0, dtype=np.uint8)
         self._sources: set[int] = set()
         self._targets: set[int] = set()
@@ -116,40 +112,28 @@ class Stepper:
         size = int(C.llama_state_seq_get_size(self._ctx, source))
         if size > len(self._copied):
             self._copied = np.empty(size, dtype=np.uint8)
-        state = _bytes(self._copied)
+        state = _lent(self._copied.data)
         written = C.llama_state_seq_get_data(self._ctx, state, size, source)
         return bool(written and C.llama_state_seq_set_data(self._ctx, state, size, to))
 
-    def park(self, key: int, seq: int) -> bool:
-        """Copy a sequence's state to host memory; False when the parking is full."""
+    def state_size(self, seq: int) -> int:
+        """Bytes of a sequence's state; 0 where it cannot be saved, or not before the next step."""
         if not self.reuses or seq in self._targets:
-            return False
-        size = int(C.llama_state_seq_get_size(self._ctx, seq))
-        if self._parked_bytes + size > PARKING_BYTES:
-            return False
-        state = np.empty(size, dtype=np.uint8)
-        written = int(C.llama_state_seq_get_data(self._ctx, _bytes(state), size, seq))
-        if not written:
-            return False
-        self._parked[key] = state
-        self._parked_bytes += size
-        return True
+            return 0
+        return int(C.llama_state_seq_get_size(self._ctx, seq))
 
-    def resume(self, key: int, seq: int, *, keep: bool = False) -> bool:
-        """Copy a parked state onto a sequence id."""
-        state = self._parked[key]
-        if not keep:
-            self.discard(key)
+    def save(self, seq: int, to: memoryview) -> int:
+        """Write a sequence's state; how many bytes it has."""
+        return int(C.llama_state_seq_get_data(self._ctx, _lent(to), len(to), seq))
+
+    def load(self, seq: int, state: memoryview) -> bool:
+        """Put a saved state onto a sequence id without memory."""
         if seq in self._sources | self._targets:
             return False
-        if C.llama_state_seq_set_data(self._ctx, _bytes(state), len(state), seq):
+        if C.llama_state_seq_set_data(self._ctx, _lent(state), len(state), seq):
             return True
         self.forget(seq)
         return False
-
-    def discard(self, key: int) -> None:
-        """Drop a parked state."""
-        self._parked_bytes -= len(self._parked.pop(key))
 
     def close(self) -> None:
         """Free the context."""
@@ -203,8 +187,8 @@ def _is_greedy(chunk: Chunk[Chooser]) -> bool:
     return chunk.chooser is not None and chunk.chooser.greedy
 
 
-def _bytes(state: NDArray[np.uint8]) -> Any:
-    return state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+def _lent(state: memoryview) -> Any:
+    return (ctypes.c_uint8 * len(state)).from_buffer(state)
 
 
 class _Batch:

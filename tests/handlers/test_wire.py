@@ -323,6 +323,9 @@ async def check_pool_status(world: World) -> None:
     assert status["scheduling_pool_capacity"] == 10_240
     assert status["active_batches"] == 1
     assert status["pool_mode"] is True
+    replica = status["replicas"]["echo"]
+    assert {"active", "waiting", "parked", "held", "parks", "resumes"} <= set(replica)
+    assert {"kind", "bytes", "used", "free", "largest", "blocks"} == set(replica["arena"])
 
 
 async def test_metrics(world: World) -> None:
@@ -337,6 +340,12 @@ async def test_metrics(world: World) -> None:
     assert 'route="/v1/files/{file_id}",status="404"' in text
     assert 'tidemill_pool{field="intake_pool_capacity"} 1e+06' in text
     assert 'tidemill_replica_up{model="echo"} 1.0' in text
+    for series in (
+        'sequences{model="echo",state="parked"}',
+        'moves{kind="parks",model="echo"}',
+        'arena{field="free",model="echo"}',
+    ):
+        assert f"tidemill_replica_{series} 0.0" in text
     assert _series() - before <= 3
 
 

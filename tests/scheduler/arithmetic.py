@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from array import array
 
 from tidemill.errors import TidemillError
 from tidemill.scheduler.loop import Chunk, Fate, Loop, Observation, Sampled, Ticket
 from tidemill.scheduler.plan import Limits
 from tidemill.types import FinishReason, Lane
 
-END = 0
+BYTES = 8
+"""Of a token in a saved state."""
 
 
 def successor(tokens: list[int]) -> int:
@@ -30,7 +32,6 @@ class Arithmetic:
         self.limits, self.room, self.parks, self.reuses = limits, room, parks, reuses
         self.fates: list[Fate] = []
         self.memory: dict[int, list[int]] = {}
-        self.parked: dict[int, list[int]] = {}
         self.steps: list[list[Chunk[str]]] = []
         self.closed = False
 
@@ -63,16 +64,16 @@ class Arithmetic:
     def forget(self, seq: int) -> None:
         self.memory.pop(seq, None)
 
-    def park(self, key: int, seq: int) -> bool:
-        if self.parks:
-            self.parked[key] = list(self.memory[seq])
-        return self.parks
+    def state_size(self, seq: int) -> int:
+        return BYTES * len(self.memory[seq]) if self.parks else 0
 
-    def resume(self, key: int, seq: int, *, keep: bool = False) -> bool:
+    def save(self, seq: int, to: memoryview) -> int:
+        to[:] = array("q", self.memory[seq]).tobytes()
+        return len(to)
+
+    def load(self, seq: int, state: memoryview) -> bool:
         assert not self.memory.get(seq)
-        self.memory[seq] = list(self.parked[key])
-        if not keep:
-            del self.parked[key]
+        self.memory[seq] = array("q", bytes(state)).tolist()
         return True
 
     def trim(self, seq: int, length: int) -> None:
@@ -84,9 +85,6 @@ class Arithmetic:
         assert not self.memory.get(to)
         self.memory[to] = list(self.memory[source])
         return True
-
-    def discard(self, key: int) -> None:
-        del self.parked[key]
 
     def close(self) -> None:
         self.closed = True
@@ -178,3 +176,10 @@ def finish(loop: Loop[str], tickets: list[Ticket[str]], turns: int = 10_000) -> 
         loop._collect()
         loop.turn()
     raise AssertionError(f"not done after {turns} turns")
+
+
+def left_over(loop: Loop[str]) -> int:
+    """Logical slots in use and bytes parked, of a pool that adds up."""
+    loop._slots.check()
+    stats = loop._slots.stats
+    return stats["used"] + stats["arena"]["used"]

@@ -7,11 +7,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.scheduler.arithmetic import Arithmetic, by_itself, drive, got, ticket
+from tests.scheduler.arithmetic import (
+    Arithmetic,
+    by_itself,
+    drive,
+    finish,
+    got,
+    left_over,
+    ticket,
+)
 from tidemill.errors import EngineLost
+from tidemill.scheduler import slots
 from tidemill.scheduler.loop import Fate, Gauges, Loop
 from tidemill.scheduler.plan import Limits
 from tidemill.types import Lane
@@ -53,7 +63,7 @@ tickets = st.lists(
 )
 def test_any_schedule_gives_each_its_own_answer(
     asked: list[tuple[list[int], Lane, int]],
-    slots: int,
+    width: int,
     prefill: int,
     headroom: int,
     parks: bool,
@@ -62,7 +72,7 @@ def test_any_schedule_gives_each_its_own_answer(
     """Chunking, parking, recomputing, full memory and aborted steps never change what the model
     says, and at the end nothing is left in the engine."""
     engine = Arithmetic(
-        Limits(slots=slots, rows=slots + prefill, prefill=prefill, prefill_shared=2,
+        Limits(slots=width, rows=width + prefill, prefill=prefill, prefill_shared=2,
                headroom=headroom),
         parks=parks,
     )  # fmt: skip
@@ -70,7 +80,8 @@ def test_any_schedule_gives_each_its_own_answer(
     asked_for = [
         ticket(i, prompt, lane=lane, limit=limit) for i, (prompt, lane, limit) in enumerate(asked)
     ]
-    drive(Loop(engine), asked_for)
+    loop = Loop(engine)
+    drive(loop, asked_for)
     for t in asked_for:
         tokens, reason = by_itself(t)
         answer = got(t)
@@ -81,7 +92,7 @@ def test_any_schedule_gives_each_its_own_answer(
         else:
             assert (answer.tokens, answer.reason) == (tokens, reason)
     assert engine.memory == {}
-    assert engine.parked == {}
+    assert left_over(loop) == 0
 
 
 def test_more_completions_than_slots_all_finish_and_share_steps() -> None:
@@ -194,11 +205,76 @@ def test_a_parked_line_can_be_cancelled() -> None:
         loop.submit(t)
         loop._collect()
         loop.turn()
-    assert list(engine.parked) == [1]
+    assert (loop.gauges().active, loop.gauges().parked) == (1, 1)
+    assert loop.gauges().arena.blocks == 1
     loop.cancel(1)
     loop._collect()
-    assert engine.parked == {}
+    assert loop.gauges().arena.used == 0
     assert got(line).closed
+
+
+def test_every_ticket_has_a_slot_that_says_where_it_stands() -> None:
+    """Staged while it waits, prefill until its first token, active, parked when it made way, and
+    free at the end; the gauges are counted from these."""
+    engine = Arithmetic(Limits(slots=1, rows=513, prefill=3))
+    loop = Loop(engine)
+
+    def states() -> dict[str, int]:
+        return {name: n for name, n in loop._slots.stats["states"].items() if n and name != "FREE"}
+
+    line = ticket(1, [4, 5, 6, 7], limit=10**6)
+    seen = []
+    loop.submit(line)
+    loop.submit(ticket(2, [9], limit=10**6))
+    for _ in range(2):
+        loop._collect()
+        loop.turn()
+        seen.append(states())
+    chat = ticket(3, [7, 8], lane=Lane.INTERACTIVE, limit=10**6)
+    loop.submit(chat)
+    loop._collect()
+    loop.turn()
+    seen.append(states())
+    assert seen == [
+        {"STAGED": 1, "PREFILL": 1},
+        {"STAGED": 1, "ACTIVE": 1},
+        {"STAGED": 1, "ACTIVE": 1, "PARKED": 1},
+    ]
+    gauges = loop.gauges()
+    assert (gauges.active, gauges.waiting, gauges.parked) == (1, 1, 1)
+    assert (gauges.parks, gauges.resumes, gauges.requeues) == (1, 0, 0)
+    for key in (1, 2, 3):
+        loop.cancel(key)
+    loop._collect()
+    assert left_over(loop) == 0
+
+
+def test_more_tickets_than_slots_wait_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come in when somebody ends, can be cancelled, and are told when the engine stops; a
+    person finds a slot meanwhile."""
+    monkeypatch.setattr(slots, "SLOTS", 4)
+    monkeypatch.setattr(slots, "INTERACTIVE_ONLY", 1)
+    engine = Arithmetic(Limits(slots=2, rows=514))
+    loop = Loop(engine)
+    lines = [ticket(i, [i + 1, 2], limit=3) for i in range(9)]
+    for line in lines:
+        loop.submit(line)
+    loop.cancel(8)
+    loop._collect()
+    assert loop.gauges().waiting == 8
+    assert got(lines[8]).closed
+    assert got(lines[8]).reason is None
+    chat = ticket(10, [7], lane=Lane.INTERACTIVE, limit=1)
+    drive(loop, [chat])
+    assert sum(got(line).closed for line in lines) <= 2
+    finish(loop, lines)
+    assert all((got(t).tokens, got(t).reason) == by_itself(t) for t in lines[:8])
+    late = [ticket(20 + i, [1], limit=10**6) for i in range(6)]
+    for line in late:
+        loop.submit(line)
+    loop.close()
+    loop.run()
+    assert all(isinstance(got(t).error, EngineLost) and got(t).closed for t in late)
 
 
 def test_closing_fails_what_is_unfinished() -> None:
@@ -271,5 +347,5 @@ def test_gauges_count_every_token_once() -> None:
     last = loop.gauges()
     assert last.tokens_prefilled == 15
     assert last.tokens_generated == sum(len(got(t).tokens) for t in many)
-    assert (last.active, last.waiting, last.parked) == (0, 0, 0)
+    assert (last.active, last.waiting, last.parked, last.held) == (0, 0, 0, 0)
     assert flushed[-1] == last

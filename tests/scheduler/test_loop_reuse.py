@@ -6,7 +6,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.scheduler.arithmetic import Arithmetic, by_itself, drive, finish, got, ticket
+from tests.scheduler.arithmetic import (
+    BYTES,
+    Arithmetic,
+    by_itself,
+    drive,
+    finish,
+    got,
+    left_over,
+    ticket,
+)
 from tidemill.scheduler import memory
 from tidemill.scheduler.loop import Fate, Loop, Ticket
 from tidemill.scheduler.plan import Limits
@@ -119,7 +128,7 @@ def test_any_schedule_with_reuse_gives_each_its_own_answer(
             assert answer.cached == 0
     loop._memory.close()
     assert not any(engine.memory.values())
-    assert engine.parked == {}
+    assert left_over(loop) == 0
     assert len(loop._memory._tree) == 0
 
 
@@ -234,7 +243,8 @@ def test_the_side_keeps_the_conversations_used_last(monkeypatch: pytest.MonkeyPa
     chats = [ticket(i, [40 + i] * 50, lane=Lane.INTERACTIVE, limit=1) for i in range(4)]
     for chat in chats:
         drive(loop, [chat])
-    assert len(engine.parked) == 2
+    assert loop.gauges().arena.blocks == 2
+    assert loop.gauges().held == 3
     again = [ticket(10 + i, [40 + i] * 60, lane=Lane.INTERACTIVE, limit=1) for i in (0, 2)]
     for chat in again:
         drive(loop, [chat])
@@ -242,26 +252,21 @@ def test_the_side_keeps_the_conversations_used_last(monkeypatch: pytest.MonkeyPa
 
 
 def test_parking_a_line_goes_before_keeping_a_conversation() -> None:
-    """The side has room for one: it is the displaced line's."""
-
-    class Small(Arithmetic):
-        def park(self, key: int, seq: int) -> bool:
-            return not self.parked and super().park(key, seq)
-
-    engine = Small(Limits(slots=1, rows=513), reuses=True)
-    loop = Loop(engine)
+    """The arena has room for one: it is the displaced line's."""
+    engine = Arithmetic(Limits(slots=1, rows=513), reuses=True)
+    loop = Loop(engine, parking=64 * BYTES)
     drive(loop, [ticket(1, [5] * 50, lane=Lane.INTERACTIVE, limit=1)])
     line = ticket(2, [6] * 50, limit=9)
     loop.submit(line)
     for _ in range(3):
         loop._collect()
         loop.turn()
-    assert list(engine.parked) == [-1]
+    assert (loop.gauges().parked, loop.gauges().held) == (0, 1)
     loop.submit(ticket(3, [7] * 50, lane=Lane.INTERACTIVE, limit=9))
     loop._collect()
     loop.turn()
-    assert list(engine.parked) == [2]
-    assert loop.gauges().parked == 1
+    assert (loop.gauges().parked, loop.gauges().held) == (1, 0)
+    assert loop.gauges().refused == 1
 
 
 @pytest.mark.parametrize("more", [[8, 8], [9] * 40])
@@ -269,9 +274,7 @@ def test_what_cannot_be_brought_back_is_computed(more: list[int]) -> None:
     """A conversation whose state is of no use is dropped, and its next turn computed."""
 
     class Forgetful(Arithmetic):
-        def resume(self, key: int, seq: int, *, keep: bool = False) -> bool:
-            if not keep:
-                del self.parked[key]
+        def load(self, seq: int, state: memoryview) -> bool:
             return False
 
         def copy(self, source: int, to: int) -> bool:
@@ -282,13 +285,13 @@ def test_what_cannot_be_brought_back_is_computed(more: list[int]) -> None:
     first = ticket(1, SYSTEM, lane=Lane.INTERACTIVE, limit=1)
     drive(loop, [first])
     drive(loop, [ticket(i, [30 + i] * 50, limit=3) for i in (2, 3)])
-    assert engine.parked
+    assert loop.gauges().arena.blocks == 1
     second = ticket(4, SYSTEM[:60] + more, lane=Lane.INTERACTIVE, limit=3)
     drive(loop, [second])
     check([second])
     assert got(second).cached == 0
     loop._memory.close()
-    assert engine.parked == {}
+    assert left_over(loop) == 0
 
 
 def test_several_choices_compute_their_prompt_once() -> None:

@@ -344,7 +344,9 @@ async def test_interactive_goes_before_batch(engine: LlamaReplica) -> None:
 
 
 async def test_a_displaced_line_says_what_it_would_have_said(engine: LlamaReplica) -> None:
-    """Four people take all slots; the lines are parked, come back and end with the same words."""
+    """Four people take all slots; the lines are parked, come back and end with the same words; the
+    status counts it."""
+    before = engine.status()
     alone = await one(engine, text_of(max_tokens=60))
     lines = [asyncio.create_task(one(engine, text_of(max_tokens=60))) for _ in range(3)]
     await until(lambda: engine.status().active == 3)
@@ -353,7 +355,12 @@ async def test_a_displaced_line_says_what_it_would_have_said(engine: LlamaReplic
     for answer in await asyncio.gather(*lines):
         assert answer.usage == alone.usage
         assert answer.text[:40] == alone.text[:40]
-    assert engine.status().parked == 0
+    after = engine.status()
+    assert (after.active, after.parked) == (0, 0)
+    assert after.parks - before.parks >= 2
+    assert after.resumes - before.resumes >= 2
+    assert after.held > 0
+    assert after.arena.bytes == after.arena.free + after.arena.used > 0
 
 
 async def test_count_is_the_usage(engine: LlamaReplica) -> None:

@@ -17,6 +17,7 @@ from tidemill.backends.llama.sampling import Chooser, token_logprob
 from tidemill.backends.llama.stepper import Stepper, restriction
 from tidemill.errors import RequestRefused, TidemillError
 from tidemill.scheduler.loop import Chunk, Loop, Sampled, Ticket
+from tidemill.scheduler.slots import Slots
 from tidemill.types import Lane, Piece, Sampling
 
 pytestmark = pytest.mark.llama
@@ -106,24 +107,47 @@ def test_a_parked_sequence_goes_on_bit_identically(stepper: Stepper, model: Mode
     stepper.forget(0)
 
     logits_after(stepper, model, tokens)
-    assert stepper.park(0, 0)
+    parking = Slots(stepper, parking=1 << 24)
+    slot = parking.reserve(Lane.BATCH)
+    assert slot is not None
+    parking.start(slot, 0)
+    assert parking.park(slot, 0)
     stepper.forget(0)
     logits_after(stepper, model, tokens[::-1])
-    assert stepper.resume(0, 2)
+    assert parking.resume(slot, 2)
+    assert parking.arena.used == 0
     stepper.step([chunk(actual, [tokens[5]], seq=2, start=len(tokens))])
     for seq in range(3):
         stepper.forget(seq)
     assert np.array_equal(expected.seen[0], actual.seen[0])
 
 
-def test_a_discarded_sequence_gives_its_memory_back(stepper: Stepper, model: Model) -> None:
-    """Parking is a budget: what is dropped is free again."""
-    logits_after(stepper, model, [5, 6, 7])
-    assert stepper.park(0, 0)
-    assert stepper._parked_bytes > 0
-    stepper.discard(0)
-    stepper.forget(0)
-    assert stepper._parked_bytes == 0
+def test_parking_is_a_budget(stepper: Stepper, model: Model) -> None:
+    """A state that does not fit is refused and nothing changes; one whose owner is gone makes room
+    for the next; what is kept can be brought back again."""
+    tokens = model.tokenize(PROMPT * 3, special=True, parse=False)
+    logits_after(stepper, model, tokens)
+    parking = Slots(stepper, parking=stepper.state_size(0) + 1024)
+    first, second = parking.reserve(Lane.BATCH), parking.reserve(Lane.BATCH)
+    assert first is not None
+    assert second is not None
+    parking.start(first, 0)
+    assert parking.park(first, 0)
+    parking.start(second, 0)
+    assert not parking.park(second, 0)
+    parking.release(second)
+    assert parking.put_aside(0) is None
+    parking.release(first)
+    assert parking.arena.used == 0
+    aside = parking.put_aside(0)
+    assert aside is not None
+    assert parking.fetch(aside, 1, keep=True)
+    assert parking.fetch(aside, 2, keep=False)
+    assert stepper.state_size(1) == stepper.state_size(2) == stepper.state_size(0)
+    assert parking.stats["used"] == parking.arena.used == 0
+    parking.check()
+    for seq in range(3):
+        stepper.forget(seq)
 
 
 def test_a_copied_beginning_is_the_beginning(stepper: Stepper, model: Model) -> None:
@@ -154,19 +178,20 @@ def test_a_copy_within_a_device_waits_for_the_next_step(model: Model) -> None:
     stepper.open()
     tokens = model.tokenize(PROMPT * 3, special=True, parse=False)
     logits_after(stepper, model, tokens[:-1])
-    assert stepper.park(7, 0)
+    saved = bytearray(stepper.state_size(0))
+    state = memoryview(saved)
+    assert stepper.save(0, state)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "on_gpu", True)
         assert stepper.copy(0, 2)
         assert not stepper.copy(2, 3)
-        assert not stepper.park(8, 2)
-        assert not stepper.resume(7, 0, keep=True)
-        assert not stepper.resume(7, 2, keep=True)
+        assert stepper.state_size(2) == 0
+        assert not stepper.load(0, state)
+        assert not stepper.load(2, state)
     copied, original = Watching(model), Watching(model)
     stepper.step([chunk(copied, tokens[-1:], seq=2, start=len(tokens) - 1)])
     stepper.step([chunk(original, tokens[-1:], start=len(tokens) - 1)])
-    assert stepper.resume(7, 3, keep=True)
-    stepper.discard(7)
+    assert stepper.load(3, state)
     stepper.close()
     assert np.array_equal(copied.seen[0], original.seen[0])
 
@@ -189,7 +214,7 @@ def test_memory_that_cannot_be_cut_is_not_shared(
     stepper = Stepper(model, slots=2, context=256, threads=1, headroom=0)
     assert not stepper.reuses
     assert stepper.limits.moves == 0
-    assert not stepper.park(1, 0)
+    assert stepper.state_size(0) == 0
 
 
 def test_a_sequence_beyond_its_context_finds_no_room(stepper: Stepper, model: Model) -> None:
