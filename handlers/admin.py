@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 from litestar import Response, delete, get, patch, post
 from litestar.params import FromPath
+from msgspec import UNSET, UnsetType
 
 from tidemill import access, clock, ids, limits, wire
 from tidemill.access import ADMIN
@@ -36,10 +37,11 @@ class _Account(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _KeyChange(_Account, forbid_unknown_fields=True):
+    days: int | UnsetType | None = UNSET
+
+
+class _NewKey(_Account, forbid_unknown_fields=True):
     days: int | None = None
-
-
-class _NewKey(_KeyChange, forbid_unknown_fields=True):
     team: str | None = None
     user: str | None = None
     scopes: list[str] = []
@@ -147,13 +149,13 @@ async def add_key(request: Incoming) -> Response[dict[str, Any]]:
 
 @patch("/keys/{id:str}", opt=ONLY_ADMIN)
 async def change_key(request: Incoming, id: FromPath[str]) -> dict[str, Any]:
-    """Give a key another name, other limits as a whole, or an end."""
+    """Give a key another name, other limits as a whole, another end, or none."""
     asked = await _asked(request, _key_change)
     key = await services(request).store.keys.change(
         id,
         name=None if asked.name is None else _name(asked.name),
         limits=_limits(asked.limits),
-        expires_at=_expiry(asked.days, clock.now()),
+        expires_at=UNSET if asked.days is UNSET else _expiry(asked.days, clock.now()),
         by=await actor(request),
     )
     if key is None:

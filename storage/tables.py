@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from tidemill.errors import InvariantBroken
 from tidemill.ports import Clock
 from tidemill.storage import money
@@ -84,15 +86,17 @@ class SqliteKeys:
         *,
         name: str | None = None,
         limits: Limits | None = None,
-        expires_at: int | None = None,
+        expires_at: int | UnsetType | None = UNSET,
         by: Actor | None = None,
     ) -> KeyRecord | None:
-        """Change what is given; what the key owns stays its. None when there is no such key."""
+        """Change what is given; what the key owns stays its. ``expires_at=None``: it never
+        expires. None when there is no such key."""
         values = {
             "id": id,
             "name": name,
             "limits": None if limits is None else text(limits),
-            "expires_at": expires_at,
+            "ends": expires_at is not UNSET,
+            "expires_at": None if expires_at is UNSET else expires_at,
         }
 
         def write(tx: Tx) -> KeyRecord | None:

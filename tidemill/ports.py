@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+from msgspec import UNSET, UnsetType
+
 from tidemill.estimates import Examination
 from tidemill.types import (
     Account,
@@ -376,10 +378,11 @@ class Keys(Protocol):
         *,
         name: str | None = None,
         limits: Limits | None = None,
-        expires_at: int | None = None,
+        expires_at: int | UnsetType | None = UNSET,
         by: Actor | None = None,
     ) -> KeyRecord | None:
-        """Change what is given; what the key owns stays its. None when there is no such key."""
+        """Change what is given; what the key owns stays its. ``expires_at=None``: it never
+        expires. None when there is no such key."""
 
     async def touch(self, seen: Mapping[str, int]) -> None:
         """Note when keys (by id) were last used; an earlier time than the known one is ignored."""

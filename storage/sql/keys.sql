@@ -23,7 +23,7 @@ SELECT * FROM keys WHERE id = :id;
 UPDATE keys SET
     name = coalesce(:name, name),
     limits = coalesce(:limits, limits),
-    expires_at = coalesce(:expires_at, expires_at)
+    expires_at = CASE WHEN :ends THEN :expires_at ELSE expires_at END
 WHERE id = :id;
 
 -- name: touch

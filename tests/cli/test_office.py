@@ -55,6 +55,25 @@ def test_a_key_belongs_to_a_team_and_a_user(tidemill: Run, store: tuple[str, Pat
     assert made["secret"] not in tidemill("keys", "list", "--json", *store).out
 
 
+def test_a_key_is_given_another_end(tidemill: Run, store: tuple[str, Path]) -> None:
+    """Later, sooner or none, without touching its limits; the trail says that it was changed."""
+    limits = ("--lane", "batch", "--models", "a")
+    made = tidemill("keys", "add", "k", "--days", 1, *limits, "--json", *store).json()
+    for words, day in (
+        (("--days", 3), 3),
+        (("--requests-per-minute", 7, "--models", "b,c*"), 3),
+        (("--days", "none"), None),
+        (("--lane", "job"), None),
+        (("--days", 0), 0),
+    ):
+        changed = tidemill("keys", "change", made["id"], *words, "--json", *store).json()
+        left = None if day is None else (changed["expires_at"] - made["created_at"]) // 86_400
+        assert left == day
+    assert changed["limits"] == {"models": ["b", "c*"], "lane": "job", "requests_per_minute": 7}
+    actions = [e["action"] for e in tidemill("audit", "--json", *store).json()]
+    assert actions == ["key.created", *["key.changed"] * 5]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -65,6 +84,8 @@ def test_a_key_belongs_to_a_team_and_a_user(tidemill: Run, store: tuple[str, Pat
         ("keys", "add", "k", "--lane", "fast"),
         ("keys", "add", "k", "--at", "azure"),
         ("keys", "change", "key_9", "--name", "x"),
+        ("keys", "change", "key_9", "--days", "soon"),
+        ("keys", "change", "key_9", "--days", "36501"),
         ("teams", "change", "nobody", "--name", "x"),
         ("usage", "--by", "colour"),
         ("usage", "--since", "yesterday"),

@@ -114,6 +114,20 @@ class TestAccounts:
         assert answer.json()["error"]["param"] == param
         assert (await _ok(await admin.client.get(f"/admin/v1/{path}")))["data"] == []
 
+    async def test_the_end_of_a_key_can_be_taken_away(self, admin: World) -> None:
+        """A field that is not sent changes nothing, null is no end, and a wrong one is named."""
+        client = admin.client
+        made = await _ok(await client.post("/admin/v1/keys", json={"name": "k", "days": 2}))
+        path = f"/admin/v1/keys/{made['id']}"
+        kept = await _ok(await client.patch(path, json={"limits": {"models": ["a"]}}))
+        assert kept["expires_at"] == made["expires_at"]
+        answer = await client.patch(path, json={"days": -1})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "days")
+        freed = await _ok(await client.patch(path, json={"days": None}))
+        assert (freed["expires_at"], freed["limits"]) == (None, {"models": ["a"]})
+        entries = (await _ok(await client.get("/admin/v1/audit")))["data"]
+        assert [e["action"] for e in entries] == ["key.created", "key.changed", "key.changed"]
+
     @pytest.mark.parametrize("field", ["scopes", "team", "user", "owner", "secret"])
     async def test_what_cannot_be_changed_is_refused(self, admin: World, field: str) -> None:
         """400, rather than 200 and no change: nobody shall believe that a key was narrowed."""

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import UNSET
 
 from tidemill import access, clock, ids
 from tidemill.cli import options
-from tidemill.cli.office import OPERATOR, changed_limits, found, limit_flags, on_office
+from tidemill.cli.office import NONE, OPERATOR, changed_limits, found, limit_flags, on_office
 from tidemill.cli.screen import Failed, emit, say, table, when
 from tidemill.limits import written
 from tidemill.types import KeyRecord, Limits
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 PREFIX_CHARS = 7
 DAY_S = 86_400
+MOST_DAYS = 36_500
 
 
 @click.group()
@@ -138,6 +140,7 @@ def revoke(key_id: str, config: Path | None, storage_path: str | None) -> None:
 @keys.command()
 @click.argument("key_id")
 @click.option("--name", help="Another name.")
+@click.option("--days", metavar="N", help="Expires so many days from now; 'none': never.")
 @limit_flags
 @options.config
 @options.setting_flags(("storage_path",))
@@ -145,19 +148,23 @@ def revoke(key_id: str, config: Path | None, storage_path: str | None) -> None:
 def change(
     key_id: str,
     name: str | None,
+    days: str | None,
     config: Path | None,
     storage_path: str | None,
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Change the name or limits of a key; 'none' takes a limit away. What it owns stays its."""
+    """Change the name, end or limits of a key; 'none' takes one away. What it owns stays its."""
+    expires_at = UNSET if days is None else _end(days)
 
     async def act(office: Office) -> KeyRecord:
         grant = await office.accounts.grant(key_id)
         if grant is None:
             raise Failed(f"There is no key with the id {key_id}; 'tidemill keys list' shows them")
         wanted = changed_limits(grant.key.limits, given)
-        changed = await office.keys.change(key_id, name=name, limits=wanted, by=OPERATOR)
+        changed = await office.keys.change(
+            key_id, name=name, limits=wanted, expires_at=expires_at, by=OPERATOR
+        )
         return changed or grant.key
 
     key = on_office(config, storage_path, act)
@@ -165,6 +172,16 @@ def change(
         emit(shown(key))
     else:
         say(f"Changed {key.id}.")
+
+
+def _end(days: str) -> int | None:
+    if days == NONE:
+        return None
+    if not (days.isascii() and days.isdigit() and int(days) <= MOST_DAYS):
+        raise click.BadParameter(
+            f"'{days}' is neither '{NONE}' nor 0 to {MOST_DAYS}.", param_hint="--days"
+        )
+    return clock.now() + int(days) * DAY_S
 
 
 def shown(key: KeyRecord) -> dict[str, Any]:

@@ -92,6 +92,10 @@ async def test_a_key_changes_and_is_still_the_same_owner(store: Store) -> None:
     changed = await store.keys.change("key_1", limits=LIMITS, expires_at=77)
     assert changed == _key("key_1", limits=LIMITS, expires_at=77)
     assert await store.keys.find("key_1") == changed
+    for given, expires_at in (({}, 77), ({"expires_at": None}, None)):
+        changed = await store.keys.change("key_1", **given)
+        assert changed is not None
+        assert (changed.expires_at, changed.limits) == (expires_at, LIMITS)
     assert await store.keys.change("key_9", name="x") is None
 
 
