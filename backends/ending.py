@@ -20,7 +20,15 @@ from tidemill.backends.settlement import Incomplete, Settler
 from tidemill.backends.upstreams import Upstreams
 from tidemill.ports import Store
 from tidemill.scheduler.states import CANCELLABLE
-from tidemill.types import Actor, BatchRecord, BatchStatus, Placement, Problem, UpstreamBatch
+from tidemill.types import (
+    Actor,
+    BatchRecord,
+    BatchStatus,
+    Placement,
+    Problem,
+    Refusal,
+    UpstreamBatch,
+)
 
 log = structlog.get_logger()
 
@@ -72,18 +80,24 @@ class Ending:
         self._here = here
         self._fallback_on_quota = fallback_on_quota
 
-    async def settle(self, batch: BatchRecord, up: UpstreamBatch) -> bool:
-        """Bring the results home once; whoever comes second finds the latch taken: False."""
+    async def settle(
+        self, batch: BatchRecord, up: UpstreamBatch, stopped: Refusal | None = None
+    ) -> bool:
+        """Bring the results home once; whoever comes second finds the latch taken: False.
+
+        ``stopped`` is why we had it cancelled, where its client did not."""
         if not await self._store.upstream.latch(batch.seq, clock.now() + _LATCH_S):
             return False
         try:
-            await self._end(batch, up)
+            await self._end(batch, up, stopped)
             return True
         finally:
             with anyio.CancelScope(shield=True):
                 await self._store.upstream.latch(batch.seq, 0)
 
-    async def _end(self, batch: BatchRecord, up: UpstreamBatch) -> None:
+    async def _end(self, batch: BatchRecord, up: UpstreamBatch, stopped: Refusal | None) -> None:
+        if up.status != "cancelled" or batch.status not in CANCELLABLE:
+            stopped = None
         up = msgspec.structs.replace(
             up,
             problems=tuple(
@@ -111,16 +125,18 @@ class Ending:
         final = up.tries >= TRIES
         fails_whole = up.status == "failed" and not (up.output_id or up.error_id)
         if not (fails_whole and batch.status in CANCELLABLE):
-            batch = await self._settler.begin(batch, up)
+            batch = await self._settler.begin(batch, up, stopped=stopped is not None)
             models = await self._settler.add_lines(batch)
-            answered = await self._settler.rows(batch, up, models, unrun=True, final=final)
+            answered = await self._settler.rows(
+                batch, up, models, unrun=stopped is None, final=final
+            )
             batch = await self._fresh(batch)
             left = batch.total - batch.completed - batch.failed
             if up.status == "completed" and left and not final:
                 raise Incomplete(f"{left} of {batch.total} lines have no row")
             if answered:
                 await self._unlearn(models.values())
-        ended = await self._settler.end(batch, up)
+        ended = await self._settler.end(batch, up, stopped)
         await self._upstreams.settled(up)
         log.info("batch ended", batch=batch.id, provider=self.name, status=str(ended.status))
 

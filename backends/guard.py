@@ -7,7 +7,7 @@ and its last line. What is finished stays; what has not run gets a row that says
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TypeVar
 
@@ -125,15 +125,36 @@ async def permits(accounts: Accounts, batch: BatchRecord) -> Callable[[str], boo
     return partial(access.permits, access.limits(grant))
 
 
+async def stopped(
+    accounts: Accounts, batch: BatchRecord, models: Iterable[str], where: str
+) -> Refusal | None:
+    """Why a batch at a provider must not go on, as of now; None: it may.
+
+    A provider runs a batch as a whole: it stops when any of its models may no longer be used there.
+    """
+    grant = None if batch.key_id is None else await accounts.grant(batch.key_id)
+    if grant is None:
+        return None
+    if (trouble := _in_trouble(grant)) is not None:
+        return trouble
+    return next(filter(None, (_withheld(grant, model, where) for model in models)), None)
+
+
 def _budgeted(grant: Grant) -> bool:
     return any(one.monthly_budget is not None for one in access.limits(grant))
 
 
-def _withheld(grant: Grant, model: str, where: str) -> Refusal | None:
+def _in_trouble(grant: Grant) -> Refusal | None:
     trouble = access.trouble(grant, clock.now())
-    if trouble is not None:
-        code, message = trouble
-        return Refusal(code=code, message=f"This request was not executed: {message}")
+    if trouble is None:
+        return None
+    code, message = trouble
+    return Refusal(code=code, message=f"This request was not executed: {message}")
+
+
+def _withheld(grant: Grant, model: str, where: str) -> Refusal | None:
+    if (trouble := _in_trouble(grant)) is not None:
+        return trouble
     if not access.permits(access.limits(grant), model, where):
         return Refusal(
             code="model_not_permitted",

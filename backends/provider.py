@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from tidemill import clock, wire
+from tidemill.backends import guard
 from tidemill.backends.creation import Creation
 from tidemill.backends.dialects import Dialect
 from tidemill.backends.eligibility import Eligibility
@@ -44,6 +45,7 @@ from tidemill.types import (
     FileRecord,
     NewBatch,
     Problem,
+    Refusal,
     Upload,
     UpstreamBatch,
 )
@@ -252,19 +254,28 @@ class ProviderBackend:
         if self.dialect.expires_batches and up.id is not None and clock.now() >= late_at:
             moved = await self._store.batches.move(batch.seq, CANCELLABLE, BatchStatus.EXPIRING)
             batch = moved or await self._fresh(batch)
+        stopped = await self._stopped(batch)
         try:
-            up = await self._seen_now(batch, up)
+            up = await self._seen_now(batch, up, unwanted=stopped is not None)
             if up.status in ENDS:
-                ended = await self._ending.settle(await self._fresh(batch), up)
+                ended = await self._ending.settle(await self._fresh(batch), up, stopped)
                 return None if ended else self._interval_s
         except (ProviderFailed, Incomplete) as problem:
             return await self._again(await self._fresh(batch), up, problem)
         age_s = clock.now() - up.intended_at
         return jittered(min(self._interval_s, max(10.0, age_s / 4)))
 
-    async def _seen_now(self, batch: BatchRecord, up: UpstreamBatch) -> UpstreamBatch:
+    async def _stopped(self, batch: BatchRecord) -> Refusal | None:
+        """Why its key lets it run no further."""
+        file = await self._store.files.get(batch.input_file_id, None)
+        models = () if file is None else file.facts.models
+        return await guard.stopped(self._store.accounts, batch, models, self.name)
+
+    async def _seen_now(
+        self, batch: BatchRecord, up: UpstreamBatch, *, unwanted: bool
+    ) -> UpstreamBatch:
         if up.id is None:
-            if batch.status is BatchStatus.CANCELLING:
+            if unwanted or batch.status is BatchStatus.CANCELLING:
                 found = await self._creation.find(batch, up)
                 if found is None:
                     return msgspec.structs.replace(up, status="cancelled")
@@ -276,7 +287,7 @@ class ProviderBackend:
                     if up.id is None:
                         up = await self._creation.create(batch, up, again=True)
         assert up.id is not None
-        unwanted = batch.status in (BatchStatus.CANCELLING, BatchStatus.EXPIRING)
+        unwanted |= batch.status in (BatchStatus.CANCELLING, BatchStatus.EXPIRING)
         if unwanted and up.status not in {"cancelling", *ENDS}:
             try:
                 answer = await self._forwarding.cancel(up.id)

@@ -26,6 +26,7 @@ from tidemill.types import (
     BatchStatus,
     LineState,
     Outcome,
+    Refusal,
     Settlement,
     UpstreamBatch,
     Usage,
@@ -51,6 +52,9 @@ CLOSINGS: dict[BatchStatus, tuple[LineState, str, str]] = {
         "This request could not be executed before the completion window expired.",
     ),
 }
+_MISSING = Refusal(
+    code="result_missing", message="The provider's results have no row for this request."
+)
 
 
 class Incomplete(Exception):
@@ -150,9 +154,12 @@ class Settler:
             await self._store.upstream.settle(settled)
         return answered
 
-    async def end(self, batch: BatchRecord, up: UpstreamBatch) -> BatchRecord:
+    async def end(
+        self, batch: BatchRecord, up: UpstreamBatch, stopped: Refusal | None = None
+    ) -> BatchRecord:
         """Close the lines that no row was found for and bring the batch to its end state.
 
+        Lines that were ``stopped`` say why; as where lines are stopped here, the batch completes.
         Returns the batch as it is then. A failed batch without any row just fails; all others
         have every line in one of the two files.
         """
@@ -172,12 +179,8 @@ class Settler:
             )
             return moved or await self._fresh(batch)
         if batch.status in _OPEN:
-            await self._close(
-                batch,
-                LineState.CANCELLED,
-                "result_missing",
-                "The provider's results have no row for this request.",
-            )
+            why = stopped or _MISSING
+            await self._close(batch, LineState.CANCELLED, why.code, why.message)
             batch = await self._fresh(batch)
         if batch.status in CLOSINGS:
             await self._close(batch, *CLOSINGS[batch.status])
@@ -191,11 +194,16 @@ class Settler:
         moved = await self._store.batches.move(batch.seq, frozenset({batch.status}), to)
         return moved or await self._fresh(batch)
 
-    async def begin(self, batch: BatchRecord, up: UpstreamBatch) -> BatchRecord:
-        """Move our batch into the state from which it reaches the provider's end state."""
+    async def begin(
+        self, batch: BatchRecord, up: UpstreamBatch, *, stopped: bool = False
+    ) -> BatchRecord:
+        """Move our batch into the state from which it reaches the provider's end state, or, where
+        it was ``stopped``, completion."""
         store = self._store.batches
         towards = {"expired": BatchStatus.EXPIRING, "cancelled": BatchStatus.CANCELLING}
-        to = towards.get(up.status, BatchStatus.IN_PROGRESS)
+        to = BatchStatus.IN_PROGRESS
+        if not stopped:
+            to = towards.get(up.status, to)
         frm = frozenset({BatchStatus.VALIDATING}) if to is BatchStatus.IN_PROGRESS else _OPEN
         moved = await store.move(batch.seq, frm, to)
         return moved or await self._fresh(batch)

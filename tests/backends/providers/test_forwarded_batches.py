@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import anyio
+import msgspec
 import openai
 import pytest
-from worlds.house import CHAT, Open, line
+from worlds.house import CHAT, House, Open, line
 from worlds.provider import ProviderWorld
 
+from tidemill.ports import Store
+from tidemill.types import Account, KeyRecord, Limits
+
 pytestmark = pytest.mark.anyio
+
+KEY = KeyRecord(id="key_1", name="k", owner="team_1", prefix="", digest="", created_at=1)
+"""Of a team of two: a mate sees what becomes of its batches."""
+
+
+async def _keys(house: House) -> openai.AsyncOpenAI:
+    """Let the house speak with ``KEY``; returns its mate."""
+    store = house.server.store
+    await store.accounts.add(Account(kind="team", id="team_1", name="t"))
+    for id in ("key_1", "key_2"):
+        digest = hashlib.sha256(id.encode()).hexdigest()
+        await store.keys.add(
+            msgspec.structs.replace(KEY, id=id, name=id, team_id="team_1", digest=digest)
+        )
+    mate = house.client.with_options(api_key="key_2")
+    house.client = house.client.with_options(api_key="key_1")
+    return mate
 
 
 async def test_a_batch_goes_where_the_discount_is(server: Open, world: ProviderWorld) -> None:
@@ -239,3 +263,79 @@ async def test_results_are_read_within_the_providers_concurrency(
             for batch in batches:
                 tasks.start_soon(house.until, batch.id)
     assert world.state()["peak"]["files.content"] == 2
+
+
+@pytest.mark.parametrize(
+    ("narrow", "code"),
+    [
+        (lambda store: store.keys.revoke("key_1"), "key_revoked"),
+        (lambda store: store.keys.change("key_1", expires_at=5), "key_expired"),
+        (
+            lambda store: store.keys.change(
+                "key_1", limits=Limits(providers={"up": ("small",), "local": ("*",)})
+            ),
+            "model_not_permitted",
+        ),
+        (
+            lambda store: store.accounts.change("team_1", limits=Limits(models=("small",))),
+            "model_not_permitted",
+        ),
+    ],
+)
+async def test_a_key_that_may_no_longer_stops_its_batch_there(
+    server: Open, world: ProviderWorld, narrow: Callable[[Store], Awaitable[Any]], code: str
+) -> None:
+    """The provider is told to stop; what it had finished is kept and billed, every other line says
+    why it did not run, and the batch completes, as one whose lines are stopped here does."""
+    world.set(hold="in_progress")
+    async with server(api_keys="x") as house:
+        mate = await _keys(house)
+        batch = await house.start(*(line(str(n)) for n in range(4)), line("e", model="small"))
+        await house.until(batch.id, "in_progress")
+        await narrow(house.server.store)
+        house.client = mate
+        ended = await house.until(batch.id)
+        assert world.calls("batches.cancel") == 1
+        assert ended.status == "completed"
+        assert ended.request_counts.model_dump() == {"total": 5, "completed": 2, "failed": 3}
+        rows = (await house.rows(ended.error_file_id)).values()
+        assert [(row["response"], row["error"]["code"]) for row in rows] == [(None, code)] * 3
+        booked = await house.server.store.ledger.usage(None, 0, 2**40)
+        assert [(row.key_id, row.tier) for row in booked] == [("key_1", "batch")] * 2
+
+
+async def test_a_key_that_is_gone_before_the_provider_took_the_batch(
+    server: Open, world: ProviderWorld
+) -> None:
+    """The provider never gets it."""
+    world.fail("batches.create", status=503, times=-1)
+    async with server(api_keys="x") as house:
+        mate = await _keys(house)
+        file = await house.upload(line("a"), X_Tidemill_Execution="provider")
+        batch = await house.create(file.id)
+        assert batch.status == "validating"
+        await house.server.store.keys.revoke("key_1")
+        house.client = mate
+        ended = await house.until(batch.id)
+        assert ended.status == "completed"
+        [row] = (await house.rows(ended.error_file_id)).values()
+        assert row["error"]["code"] == "key_revoked"
+        assert world.state()["batches"] == {}
+
+
+async def test_a_client_that_cancels_what_its_key_may_not_run(
+    server: Open, world: ProviderWorld
+) -> None:
+    """The client's word comes first: the batch is cancelled."""
+    world.set(hold="in_progress")
+    async with server(api_keys="x") as house:
+        mate = await _keys(house)
+        batch = await house.start(line("a"), line("b"))
+        await house.until(batch.id, "in_progress")
+        world.fail("batches.cancel", status=503, times=1)
+        assert (await mate.batches.cancel(batch.id)).status == "cancelling"
+        await house.server.store.keys.revoke("key_1")
+        house.client = mate
+        ended = await house.until(batch.id)
+        assert ended.status == "cancelled"
+        assert (await house.rows(ended.error_file_id))["b"]["error"]["code"] == "batch_cancelled"
