@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
+import queue
 import re
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 
 from tidemill.errors import SettingsError
+
+PATIENCE_S = 5.0
+"""How long the Hub may take to say that a file is there."""
 
 _HUB = re.compile(r"hf://(?P<repo>[^/\s]+/[^/\s]+)/(?P<file>\S+\.gguf)")
 
@@ -15,7 +20,8 @@ _HUB = re.compile(r"hf://(?P<repo>[^/\s]+/[^/\s]+)/(?P<file>\S+\.gguf)")
 def resolve(model: str) -> Path:
     """The weights of ``model``: a path to a GGUF, ``smollm2``, or ``hf://org/repo/file.gguf``.
 
-    The last downloads once, through huggingface_hub's own cache. Raises ``SettingsError`` with one
+    The last downloads once, through huggingface_hub's own cache, and again when the Hub has another
+    version; without the Hub the cached one is used. Raises ``SettingsError`` with one
     sentence when there is no such model.
     """
     if model == "smollm2":
@@ -53,25 +59,69 @@ def _hub(model: str) -> Path:
     if match is None:
         raise SettingsError(f"Model '{model}' is not of the form hf://org/repo/file.gguf.")
     try:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import LocalEntryNotFoundError
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     except ImportError as exc:
         raise SettingsError(
             f"Model '{model}' needs huggingface_hub: install it with pip install 'tidemill[hub]'."
         ) from exc
     # It says each of its own attempts, twice; what matters is said below, once.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    named = {"repo_id": match["repo"], "filename": match["file"]}
+    cached = try_to_load_from_cache(**named)
     try:
-        return Path(hf_hub_download(repo_id=match["repo"], filename=match["file"]))
+        _knock(match["repo"], match["file"])
+    except Exception as exc:
+        if isinstance(cached, str):
+            return Path(cached)
+        raise _unfetched(model, exc if isinstance(exc, HfHubHTTPError) else None) from exc
+    try:
+        return Path(hf_hub_download(**named, etag_timeout=PATIENCE_S))
     except LocalEntryNotFoundError as exc:
-        raise SettingsError(
+        raise _unfetched(model, None) from exc
+    except (OSError, ValueError) as exc:
+        # The library's own errors derive from these two.
+        raise _unfetched(model, exc) from exc
+
+
+def _unfetched(model: str, why: Exception | None) -> SettingsError:
+    """``why`` is what the Hub said or the disk did; None: it could not be reached."""
+    if why is None:
+        return SettingsError(
             f"Model '{model}' is not in the local cache and the Hub cannot be reached; go online "
             "once, or name a GGUF file that is here."
-        ) from exc
-    except (OSError, ValueError) as exc:
-        # The library's own errors derive from these two; their texts run over many lines.
-        reason = str(exc).strip().split("\n")[0].rstrip(".") or type(exc).__name__
-        raise SettingsError(f"Model '{model}' could not be fetched: {reason}.") from exc
+        )
+    # The library's texts run over many lines.
+    reason = str(why).strip().split("\n")[0].rstrip(".") or type(why).__name__
+    return SettingsError(f"Model '{model}' could not be fetched: {reason}.")
+
+
+def _knock(repo: str, file: str) -> None:
+    """Ask the Hub for a file's size, once, and wait no longer than a person would.
+
+    The library asks six times for what is not in its cache, with longer and longer pauses, and each
+    may wait for every address of the Hub in turn. Raises what the library raises, ``TimeoutError``
+    where nothing came of it in time.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    ends: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            get_hf_file_metadata(hf_hub_url(repo, file), timeout=PATIENCE_S)
+        except Exception as exc:  # noqa: BLE001 - handed to whoever waits, which raises it
+            ends.put(exc)
+        else:
+            ends.put(None)
+
+    threading.Thread(target=ask, name="tidemill-hub", daemon=True).start()
+    try:
+        end = ends.get(timeout=PATIENCE_S)
+    except queue.Empty:
+        raise TimeoutError("the Hub did not answer") from None
+    if end is not None:
+        raise end
 
 
 def _check(path: Path) -> None:

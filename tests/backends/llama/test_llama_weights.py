@@ -2,37 +2,79 @@
 
 from __future__ import annotations
 
+import socket
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from huggingface_hub import constants
 
 from tidemill.backends.llama import weights
 from tidemill.errors import SettingsError
 
+NAMED = "hf://org/repo/q4/m.gguf"
+COMMIT = "0" * 40
+URL_OF_A_FILE = "/{repo_id}/resolve/{revision}/{filename}"
 
-class NotHere(FileNotFoundError, ValueError):
-    """What the library raises offline for a file that it never fetched."""
+
+class Hub:
+    """The Hub on loopback, with one file; ``end`` is how it treats who comes."""
+
+    def __init__(self, end: str) -> None:
+        self.asked: list[str] = []
+        self._end = end
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._server.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        """Whoever comes now is refused."""
+        self._server.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                peer, _ = self._server.accept()
+            except OSError:
+                return
+            with peer:
+                head = peer.recv(65_536).decode()
+                self.asked.append(" ".join(head.split()[:2]))
+                if self._end == "hang":
+                    peer.recv(1)  # until the other side gives up
+                elif self._end != "drop":
+                    peer.sendall(self._answer(head.startswith("GET")))
+
+    def _answer(self, whole: bool) -> bytes:
+        status = "200 OK" if self._end == "serve" else self._end
+        head = (
+            f'HTTP/1.1 {status}\r\nX-Repo-Commit: {COMMIT}\r\nETag: "of-the-file"\r\n'
+            "Content-Length: 4\r\nConnection: close\r\n\r\n"
+        )
+        return head.encode() + (b"GGUF" if whole else b"")
 
 
-def hub(monkeypatch: pytest.MonkeyPatch, result: Path | Exception) -> list[tuple[str, str]]:
-    """Stand in for huggingface_hub, whose server is not ours; returns what it is asked for."""
-    asked: list[tuple[str, str]] = []
+Open = Callable[[str], Hub]
 
-    def hf_hub_download(*, repo_id: str, filename: str) -> str:
-        asked.append((repo_id, filename))
-        if isinstance(result, Exception):
-            raise result
-        return str(result)
 
-    module = ModuleType("huggingface_hub")
-    monkeypatch.setattr(module, "hf_hub_download", hf_hub_download, raising=False)
-    errors = ModuleType("huggingface_hub.errors")
-    monkeypatch.setattr(errors, "LocalEntryNotFoundError", NotHere, raising=False)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
-    monkeypatch.setitem(sys.modules, "huggingface_hub.errors", errors)
-    return asked
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Open]:
+    """Puts a Hub in the place of the real one, before an empty cache."""
+    hubs: list[Hub] = []
+
+    def opened(end: str) -> Hub:
+        hubs.append(Hub(end))
+        monkeypatch.setattr(constants, "ENDPOINT", hubs[-1].url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hubs[-1].url + URL_OF_A_FILE)
+        return hubs[-1]
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    yield opened
+    for one in hubs:
+        one.close()
 
 
 @pytest.mark.llama
@@ -75,34 +117,49 @@ def test_smollm2_without_its_package_says_what_to_install(
         weights.resolve("smollm2")
 
 
-def test_the_hub_is_asked_for_the_named_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """``hf://org/repo/folder/file.gguf`` is repository and file."""
-    path = tmp_path / "m.gguf"
-    path.write_bytes(b"GGUF")
-    asked = hub(monkeypatch, path)
-    assert weights.resolve("hf://org/repo/q4/m.gguf") == path
-    assert asked == [("org/repo", "q4/m.gguf")]
+def test_the_hub_is_asked_for_the_named_file(hub: Open) -> None:
+    """``hf://org/repo/folder/file.gguf`` is repository and file; it is fetched once."""
+    there = hub("serve")
+    path = weights.resolve(NAMED)
+    assert path.read_bytes() == b"GGUF"
+    assert weights.resolve(NAMED) == path
+    assert there.asked.count("GET /org/repo/resolve/main/q4/m.gguf") == 1
     assert weights.served_name("hf://org/repo/q4/m.gguf") == "m"
 
 
-def test_the_hub_out_of_reach_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the first line of the library's long text is passed on."""
-    hub(monkeypatch, OSError("We couldn't connect to the hub.\nCheck your internet connection."))
-    with pytest.raises(SettingsError) as caught:
-        weights.resolve("hf://org/repo/m.gguf")
-    assert str(caught.value) == (
-        "Model 'hf://org/repo/m.gguf' could not be fetched: We couldn't connect to the hub."
-    )
-
-
-def test_offline_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that was never fetched, and no way to fetch it now."""
-    hub(monkeypatch, NotHere("An error happened. Please check your connection and try again."))
-    with pytest.raises(SettingsError, match="not in the local cache") as said:
-        weights.resolve("hf://org/repo/m.gguf")
+@pytest.mark.parametrize("end", ["refuse", "drop", "hang"])
+def test_the_hub_out_of_reach_is_one_sentence_at_once(
+    hub: Open, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """It is asked once, and not waited for: a person sits there. What to do is said."""
+    monkeypatch.setattr(weights, "PATIENCE_S", 0.2 if end == "hang" else 600.0)
+    there = hub(end)
+    if end == "refuse":
+        there.close()
+    with pytest.raises(SettingsError, match="not in the local cache and the Hub cannot") as said:
+        weights.resolve(NAMED)
     assert str(said.value).count(". ") == 0
+    assert sum(asked.startswith("HEAD") for asked in there.asked) <= 1
+
+
+@pytest.mark.parametrize("end", ["refuse", "drop", "503 Service Unavailable", "404 Not Found"])
+def test_what_was_fetched_is_used_without_the_hub(hub: Open, end: str) -> None:
+    """Offline, or when the Hub has trouble of its own."""
+    hub("serve")
+    path = weights.resolve(NAMED)
+    there = hub(end)
+    if end == "refuse":
+        there.close()
+    assert weights.resolve(NAMED) == path
+
+
+@pytest.mark.parametrize("end", ["503 Service Unavailable", "404 Not Found"])
+def test_what_the_hub_refuses_is_one_sentence(hub: Open, end: str) -> None:
+    """Only the first line of the library's long text is passed on."""
+    hub(end)
+    with pytest.raises(SettingsError, match=f"could not be fetched: .*{end[:3]}") as said:
+        weights.resolve(NAMED)
+    assert "\n" not in str(said.value)
 
 
 def test_the_hub_without_its_library_says_what_to_install(
