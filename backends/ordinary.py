@@ -71,8 +71,11 @@ class OrdinaryRoutes:
         owner: str,
         defaults: Any = None,
         model: str | None = None,
+        booked: Callable[[str, Usage], None] | None = None,
     ) -> Outcome:
-        """Run one request there; failures are a ``Refusal`` with the provider's own body."""
+        """Run one request there; failures are a ``Refusal`` with the provider's own body.
+
+        ``booked`` is never told: what a provider computed of an answer, it says at its end."""
         try:
             ours, fields = self._read(endpoint, body, model, defaults)
         except TidemillError as error:

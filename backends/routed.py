@@ -70,13 +70,20 @@ class RoutedInference:
         owner: str,
         defaults: Any = None,
         model: str | None = None,
+        booked: Callable[[str, Usage], None] | None = None,
     ) -> Outcome:
         """Run one request where its model is served."""
         place = self._place(body, model)
         if place is None:
             return refusal(ModelNotFound("No model is served here.", param="model"))
         return await place.answer(
-            endpoint, body, lane=lane, owner=owner, defaults=defaults, model=model
+            endpoint,
+            body,
+            lane=lane,
+            owner=owner,
+            defaults=defaults,
+            model=model,
+            booked=booked,
         )
 
     def stream(

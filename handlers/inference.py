@@ -96,7 +96,9 @@ async def run(
         if not _streams(raw):
             outcome: Outcome | None = await _until_gone(
                 request,
-                given.inference.answer(endpoint, raw, lane=lane, owner=who.owner, model=model),
+                given.inference.answer(
+                    endpoint, raw, lane=lane, owner=who.owner, model=model, booked=bill.note
+                ),
             )
             if isinstance(outcome, Answer):
                 bill.note(outcome.model, outcome.usage)
@@ -152,11 +154,11 @@ async def _until_gone(request: Request[Any, Any, Any], work: Awaitable[T]) -> T 
     listening = asyncio.ensure_future(hung_up())
     try:
         await asyncio.wait((working, listening), return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
     finally:
         working.cancel()
         listening.cancel()
         await asyncio.gather(working, listening, return_exceptions=True)
+    return None if working.cancelled() else working.result()
 
 
 async def _true_after(work: Awaitable[None]) -> bool:

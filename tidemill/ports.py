@@ -198,10 +198,12 @@ class Inference(Protocol):
         owner: str,
         defaults: Any = None,
         model: str | None = None,
+        booked: Callable[[str, Usage], None] | None = None,
     ) -> Outcome:
         """Run one request to its end. ``endpoint`` is canonical; failures are a ``Refusal``.
 
-        ``model`` (a deployment in the URL) wins over the body's."""
+        ``model`` (a deployment in the URL) wins over the body's. ``booked`` is told model and usage
+        when the request is cancelled before its end, as far as they are known then."""
 
     def stream(
         self,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
+import anyio
 import msgspec
 
 from tidemill import wire
@@ -128,10 +130,12 @@ class LocalInference:
         owner: str,
         defaults: Any = None,
         model: str | None = None,
+        booked: Booked | None = None,
     ) -> Outcome:
         """Run one request to its end; failures are a ``Refusal``.
 
-        ``model`` wins over the body's. ``stream: true`` is refused: see ``stream``.
+        ``model`` wins over the body's. ``stream: true`` is refused: see ``stream``. With ``booked``
+        the engine tells as it goes, so that a request that is cancelled is told by its tokens.
         """
         try:
             if endpoint == EMBEDDINGS:
@@ -140,12 +144,23 @@ class LocalInference:
             request = decode(kind.body_decoder, body)
             if request.stream:
                 return _STREAMED_LINE
-            replica, ask = self._ask(request.model, model, lane, owner, defaults)
+            replica, ask = self._ask(
+                request.model, model, lane, owner, defaults, stream=booked is not None
+            )
             generations = kind.plan(request, ask)
+            parts: list[list[Piece]] = [[] for _ in generations]
             try:
-                pieces = await wholes(replica, generations)
+                pieces = await wholes(replica, generations, parts)
             except TidemillError as error:
                 raise _as_asked(endpoint, error) from error.__cause__
+            except asyncio.CancelledError:
+                if booked is not None and any(parts):
+                    with anyio.CancelScope(shield=True):
+                        ended = {i: its[-1] for i, its in enumerate(parts) if _has_ended(its)}
+                        seen = [len(its) for its in parts]
+                        cost = await _cost(replica, generations, seen, kind, request, ended)
+                        booked(ask.model, cost)
+                raise
             raw, usage = kind.answer(request, ask, pieces)
         except TidemillError as error:
             return refusal(error)
@@ -196,10 +211,13 @@ class LocalInference:
                 raise
             yield event(wire.error_object(error))
         finally:
-            await close(events)
-            await close(pieces)
-            if begun and booked is not None:
-                booked(ask.model, await _cost(replica, generations, seen, kind, request, ended))
+            # Whoever hangs up cancels this, too; it is booked all the same.
+            with anyio.CancelScope(shield=True):
+                await close(events)
+                await close(pieces)
+                if begun and booked is not None:
+                    cost = await _cost(replica, generations, seen, kind, request, ended)
+                    booked(ask.model, cost)
 
     def _ask(
         self,
@@ -268,6 +286,10 @@ async def _counted(
         raise unfinished()
 
 
+def _has_ended(parts: Sequence[Piece]) -> bool:
+    return bool(parts) and parts[-1].finish is not None
+
+
 async def _cost(
     replica: Replica,
     generations: Sequence[Generation],
@@ -276,7 +298,7 @@ async def _cost(
     request: Any,
     ended: dict[int, Piece],
 ) -> Usage:
-    """Usage of a stream. Where its reader left early, an answer's tokens are its pieces, and the
+    """Usage of a request. Where its reader left early, an answer's tokens are its pieces, and the
     prompt is counted anew."""
     if len(ended) == len(generations):
         usage: Usage = kind.cost(request, ended)

@@ -14,12 +14,12 @@ _AHEAD = 32
 """Pieces that a choice may be ahead of a slow reader before its engine iterator waits."""
 
 
-async def whole(replica: Replica, generation: Generation) -> Piece:
+async def whole(replica: Replica, generation: Generation, parts: list[Piece]) -> Piece:
     """One generation run to its end, as a single piece with ``finish`` and ``usage``.
 
-    Raises what ``Replica.generate`` raises, and ``EngineLost`` when the pieces stop short.
+    Its pieces are in ``parts`` as they come. Raises what ``Replica.generate`` raises, and
+    ``EngineLost`` when the pieces stop short.
     """
-    parts: list[Piece] = []
     async for piece in replica.generate(generation):
         parts.append(piece)
     if not parts or parts[-1].finish is None:
@@ -45,11 +45,17 @@ def join(parts: Sequence[Piece]) -> Piece:
     )
 
 
-async def wholes(replica: Replica, generations: Sequence[Generation]) -> list[Piece]:
-    """All generations at once, in their order; the first failure ends the others."""
+async def wholes(
+    replica: Replica, generations: Sequence[Generation], parts: Sequence[list[Piece]]
+) -> list[Piece]:
+    """All generations at once, in their order; the first failure ends the others. ``parts`` has a
+    list for the pieces of each."""
     if len(generations) == 1:
-        return [await whole(replica, generations[0])]
-    running = [asyncio.ensure_future(whole(replica, g)) for g in generations]
+        return [await whole(replica, generations[0], parts[0])]
+    running = [
+        asyncio.ensure_future(whole(replica, generation, its))
+        for generation, its in zip(generations, parts, strict=True)
+    ]
     try:
         return list(await asyncio.gather(*running))
     finally:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
+import anyio.lowlevel
 import httpx
 import pytest
 from openai.types import Model
 from openai.types.chat import ChatCompletion
 
 from tests.handlers.world import HungUp, Open, World
-from tidemill.types import UsageRow
+from tidemill.types import Generation, Piece, UsageRow
 
 pytestmark = pytest.mark.anyio
 
@@ -172,6 +173,19 @@ async def test_a_client_that_leaves_frees_the_slot(world: World, stream: bool) -
     assert await booked(world) == []
 
 
+@pytest.fixture
+def far(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is in another process: whoever counts tokens waits for its answer."""
+    count = world.engine.count
+
+    async def asked(generation: Generation) -> int:
+        await anyio.lowlevel.checkpoint()
+        return await count(generation)
+
+    monkeypatch.setattr(world.engine, "count", asked)
+
+
+@pytest.mark.usefixtures("far")
 async def test_a_client_that_leaves_in_mid_stream_is_billed(world: World) -> None:
     """What was streamed until then is booked, and the slot is free."""
     client = HungUp(world, chat("one two three four", stream=True))
@@ -188,6 +202,31 @@ async def test_a_client_that_leaves_in_mid_stream_is_billed(world: World) -> Non
     assert await active(world) == 0
     (row,) = await booked(world)
     assert (row.usage.input, row.usage.output) == (4, 1)
+
+
+@pytest.mark.usefixtures("far")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_while_the_engine_computes_is_billed(
+    world: World, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """Streamed or not, what was computed until then is booked, once."""
+    halted, generate = asyncio.Event(), world.engine.generate
+
+    async def halting(asked: Generation) -> AsyncIterator[Piece]:
+        async for piece in generate(asked):
+            if piece.text == " three":
+                halted.set()
+                await asyncio.Event().wait()
+            yield piece
+
+    monkeypatch.setattr(world.engine, "generate", halting)
+    client = HungUp(world, chat("one two three four", stream=stream))
+    running = asyncio.ensure_future(client.run())
+    await halted.wait()
+    client.leave.set()
+    await running
+    (row,) = await booked(world)
+    assert (row.usage.input, row.usage.output) == (4, 2)
 
 
 async def test_models_are_listed_and_retrieved(world: World) -> None:

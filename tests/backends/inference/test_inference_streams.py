@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.backends.inference.conftest import CHAT, RESPONSES, TEXT, Ask, Watche
 from tidemill.backends.echo import CONTEXT
 from tidemill.backends.inference import LocalInference
 from tidemill.errors import ContextLengthExceeded, EngineLost, RequestRefused, TidemillError
-from tidemill.types import Answer, Generation, Piece, Usage
+from tidemill.types import Answer, Generation, Lane, Piece, Usage
 
 pytestmark = pytest.mark.anyio
 
@@ -269,6 +270,86 @@ async def test_a_cancelled_answer_frees_its_slots(ask: Ask, echo: Watched) -> No
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert echo.open == 0
+
+
+class Halting(Watched):
+    """An engine that stops in the middle: choices after the first after two tokens, the first after
+    three, or once it has ended."""
+
+    def __init__(self, *, first_ends: bool) -> None:
+        super().__init__()
+        self.first_ends = first_ends
+        self.halted = asyncio.Semaphore(0)
+
+    async def generate(self, generation: Generation) -> AsyncIterator[Piece]:
+        """Word by word."""
+        self.asked.append(generation)
+        first = len(self.asked) == 1
+        for text in "abc" if first else "ab":
+            yield Piece(text=text)
+        if first and self.first_ends:
+            yield Piece(finish="stop", usage=Usage(input=4, output=3))
+        self.halted.release()
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("n", "first_ends", "output"), [(1, False, 3), (2, False, 5), (2, True, 5), (3, True, 7)]
+)
+async def test_a_cancelled_answer_is_billed_by_its_tokens(
+    n: int, first_ends: bool, output: int
+) -> None:
+    """Once: the prompt, and what each choice had until then."""
+    engine, booked = Halting(first_ends=first_ends), Booked()
+    inference = LocalInference({"echo": engine})
+    waiting = asyncio.ensure_future(
+        inference.answer(
+            CHAT, json.dumps(chat(n=n)).encode(), lane=Lane.BATCH, owner="o", booked=booked
+        )
+    )
+    for _ in range(n):
+        await engine.halted.acquire()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert booked == [("echo", Usage(input=4, output=output))]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        (CHAT, chat(n=2, logprobs=True, stop="dear", max_tokens=3)),
+        (CHAT, chat(response_format={"type": "json_object"})),
+        (
+            CHAT,
+            chat(tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="required"),
+        ),
+        (TEXT, {"model": "echo", "prompt": ["one two", "three"], "echo": True}),
+        (RESPONSES, {"model": "echo", "input": "one two"}),
+    ],
+)
+async def test_an_answer_is_the_same_where_it_may_be_billed_early(
+    inference: LocalInference, ask: Ask, endpoint: str, body: dict[str, Any]
+) -> None:
+    """The engine tells as it goes, and nobody can see that in the answer; it is booked as any."""
+    booked = Booked()
+    told = await inference.answer(
+        endpoint, json.dumps(body).encode(), lane=Lane.BATCH, owner="o", booked=booked
+    )
+    plain = await ask(endpoint, body)
+    assert isinstance(told, Answer)
+    assert isinstance(plain, Answer)
+    assert _timeless(told.body) == _timeless(plain.body)
+    assert told.usage == plain.usage
+    assert booked == []
+
+
+def _timeless(body: bytes) -> Any:
+    """Without ids and times, which no two answers share."""
+    hidden = re.sub(
+        rb'"(id|call_id)":"[^"]*"|"(created|created_at|completed_at)":\d+', b'"":0', body
+    )
+    return json.loads(hidden)
 
 
 async def test_line_separators_are_escaped_in_events(inference: LocalInference) -> None:
