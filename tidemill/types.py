@@ -713,6 +713,10 @@ class Embedded(Record, frozen=True, kw_only=True):
     usage: Usage = Usage()
 
 
+ModelState = Literal["unloaded", "loading", "loaded", "unloading"]
+"""An unloaded model is loaded when somebody asks for it."""
+
+
 class ModelCard(Record, frozen=True, kw_only=True):
     """A model as ``/v1/models`` shows it."""
 
@@ -725,6 +729,8 @@ class ModelCard(Record, frozen=True, kw_only=True):
     embeddings: bool = False
     tools: bool = False
     """True when the model's template renders tools."""
+    state: ModelState | None = None
+    """Of a model of this server: whether it is in memory. None: served elsewhere."""
 
 
 class ArenaStatus(Record, frozen=True, kw_only=True):
@@ -770,6 +776,22 @@ class ReplicaStatus(Record, frozen=True, kw_only=True):
     """Sequences that lost what was computed of them, and were computed again."""
     refused: int = 0
     """States for which the arena had no room."""
+    state: ModelState = "loaded"
+    memory_bytes: int = 0
+    """Estimated: what the model takes while it is loaded; 0: unknown."""
+    takes_lines: bool = True
+    """False while it starts no batch line, because another model waits for its memory."""
+
+
+class Adapter(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A LoRA adapter that a model is served with."""
+
+    path: str
+    """A GGUF of type ``adapter``."""
+    scale: float = 1.0
+    """How much of it is added; 0: nothing."""
+    name: str = ""
+    """For whoever reads the settings."""
 
 
 class EngineSpec(Record, frozen=True, kw_only=True):
@@ -791,6 +813,8 @@ class EngineSpec(Record, frozen=True, kw_only=True):
     """The engine is restarted when one step takes longer; 0: never."""
     weights: Literal["auto", "as-is", "q8_0", "q4_0"] = "as-is"
     """The layout of the weights; others than the model's own are made once and cached."""
+    adapters: tuple[Adapter, ...] = ()
+    """Added to every answer, in every context of the model."""
 
 
 class PoolStatus(Record, frozen=True, kw_only=True):

@@ -26,17 +26,13 @@ from tidemill.backends.llama.native_stepper import stepper_class
 from tidemill.backends.llama.prompt import Template
 from tidemill.backends.llama.requests import Desk
 from tidemill.backends.llama.sampling import Chooser
+from tidemill.backends.llama.size import Size
 from tidemill.backends.llama.stepper import restriction
 from tidemill.errors import EngineUnavailable, RequestRefused, TidemillError
 from tidemill.scheduler.loop import Loop
 from tidemill.scheduler.steps import Gauges
-from tidemill.types import EngineSpec, ModelCard, Piece, Usage
+from tidemill.types import ModelCard, Piece, Usage
 
-KV_BYTES = 1 << 30
-"""Memory that key-value caches may take where nothing else is configured, a quarter of the
-machine's at most. It is written at the start, which takes a second or two for each gigabyte."""
-LONGEST_DEFAULT = 8192
-LONGEST_EMBEDDING = 2048
 ERROR = 4
 
 
@@ -44,24 +40,6 @@ def default_threads() -> int:
     """All cores but one: compute threads wait for each other at every layer, so that one which has
     to share its core holds all of them up."""
     return max(1, len(os.sched_getaffinity(0)) - 1)
-
-
-class Size:
-    """Slots and context for this machine, where the spec leaves them open."""
-
-    def __init__(self, spec: EngineSpec, model: Model) -> None:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        budget = min(KV_BYTES, memory // 4) // max(1, model.kv_bytes_per_token)
-        wanted = spec.context_length or min(model.n_ctx_train or LONGEST_DEFAULT, LONGEST_DEFAULT)
-        context = min(wanted, model.n_ctx_train or wanted)
-        slots = spec.slots or (64 if model.on_gpu else 16)
-        if not spec.slots and spec.context_length:
-            slots = max(1, min(slots, budget // context))
-        elif not spec.context_length:
-            # llama.cpp hands out memory in steps of 256 tokens.
-            context = max(256, min(context, budget // slots // 256 * 256))
-        self.slots, self.context = slots, context
-        self.embedding_context = max(1, min(wanted, model.n_ctx_train or wanted, LONGEST_EMBEDDING))
 
 
 class Outbox:
@@ -131,7 +109,7 @@ class Child:
             threads=threads,
             say=say,
         )
-        model = Model(path, spec.gpu_layers)
+        model = Model(path, spec.gpu_layers, spec.adapters)
         template = (
             Template(model.template, bos=model.bos, eos=model.eos) if model.template else None
         )

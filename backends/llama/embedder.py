@@ -133,6 +133,7 @@ class Embedder:
         ctx = C.llama_init_from_model(self._model.handle, params)
         if not ctx:
             raise EngineUnavailable("llama.cpp cannot make an embeddings context of this model.")
+        self._model.adapt(ctx)
         return ctx
 
     def _decode(self, inputs: list[list[int]]) -> list[bytes]:

@@ -11,8 +11,11 @@ from contextlib import aclosing
 from importlib.util import find_spec
 from typing import NamedTuple
 
+import msgspec
+
 from tidemill.backends.llama import messages as m
 from tidemill.backends.llama import weights
+from tidemill.backends.llama.footprint import footprint
 from tidemill.backends.llama.supervisor import Supervisor
 from tidemill.errors import (
     AtCapacity,
@@ -87,17 +90,26 @@ class LlamaReplica:
         """The engine process; None while there is none that serves."""
         return self._supervisor.pid if self._supervisor is not None else None
 
+    async def examine(self) -> int:
+        """Find the files and read their headers; the bytes that the model will take."""
+        _require_llama()
+        path = await asyncio.to_thread(weights.resolve, self._spec.model)
+        found = await asyncio.to_thread(footprint, self._spec, path)
+        self._card = msgspec.structs.replace(
+            self._card,
+            context_length=found.context,
+            chat=not self._spec.embedding and found.template is not None,
+            tools=not self._spec.embedding and found.template is not None and found.template.tools,
+        )
+        return found.memory_bytes
+
     async def start(self) -> None:
         """Find the weights and load them.
 
         Raises ``SettingsError`` when there is no such model and ``EngineUnavailable`` when it
         cannot be loaded, with one sentence each.
         """
-        if find_spec("llama_cpp") is None:
-            raise SettingsError(
-                "The llama engine needs llama-cpp-python: install it with pip install "
-                "'tidemill[llama]'."
-            )
+        _require_llama()
         path = await asyncio.to_thread(weights.resolve, self._spec.model)
         load = m.Load(spec=self._spec, path=str(path), name=self._name)
         self._supervisor = Supervisor(load, on_report=self._route, on_death=self._lose)
@@ -262,6 +274,14 @@ class LlamaReplica:
             inbox.put_nowait(Lost(message, key in suspects))
         at_work = [inboxes[key].strikes for key in suspects if key in inboxes]
         return bool(at_work) and all(at_work)
+
+
+def _require_llama() -> None:
+    if find_spec("llama_cpp") is None:
+        raise SettingsError(
+            "The llama engine needs llama-cpp-python: install it with pip install "
+            "'tidemill[llama]'."
+        )
 
 
 def _sum(a: Gauges, b: Gauges) -> Gauges:

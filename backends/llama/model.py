@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from llama_cpp import llama_cpp as C
 
 from tidemill.errors import EngineUnavailable
+from tidemill.types import Adapter
 
 # Control tokens are no text, except those that a template uses to mark a part of the answer.
 MARKERS = frozenset(
@@ -21,8 +23,8 @@ MARKERS = frozenset(
 class Model:
     """Weights and vocabulary. Tokenising is safe from any thread; the rest is read-only."""
 
-    def __init__(self, path: Path, gpu_layers: int) -> None:
-        """Load; raises ``EngineUnavailable`` when llama.cpp refuses the file."""
+    def __init__(self, path: Path, gpu_layers: int, adapters: Sequence[Adapter] = ()) -> None:
+        """Load; raises ``EngineUnavailable`` when llama.cpp refuses a file."""
         C.llama_backend_init()
         params = C.llama_model_default_params()
         self.on_gpu = on_gpu(gpu_layers)
@@ -39,6 +41,27 @@ class Model:
         self.bos = self._text_of(C.llama_vocab_bos(self.vocab))
         self.eos = self._text_of(C.llama_vocab_eos(self.vocab))
         self._pieces: dict[int, bytes] = {}
+        self._adapters = [self._adapter(Path(one.path).expanduser()) for one in adapters]
+        self._scales = [one.scale for one in adapters]
+
+    def adapt(self, context: Any) -> None:
+        """Let a new context compute with the model's adapters. Raises ``EngineUnavailable`` where
+        they do not fit each other."""
+        if not self._adapters:
+            return
+        n = len(self._adapters)
+        handles = (C.llama_adapter_lora_p_ctypes * n)(*self._adapters)
+        if C.llama_set_adapters_lora(context, handles, n, (ctypes.c_float * n)(*self._scales)):
+            raise EngineUnavailable("llama.cpp cannot use the adapters of this model together.")
+
+    def _adapter(self, path: Path) -> Any:
+        handle = C.llama_adapter_lora_init(self.handle, os.fsencode(path))
+        if not handle:
+            raise EngineUnavailable(
+                f"llama.cpp cannot use the adapter {path} with this model: it is no LoRA, or was "
+                "made for another one."
+            )
+        return handle
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -64,6 +64,7 @@ class Stepper:
                 f"llama.cpp cannot make a context of {slots} slots with {self._context} tokens "
                 "each; set fewer slots or a shorter context."
             )
+        self._model.adapt(self._ctx)
         self._sources.clear()
         self._targets.clear()
         self._memory = C.llama_get_memory(self._ctx)

@@ -17,10 +17,10 @@ MIB = 1 << 20
 
 def size(spec: EngineSpec, **model: Any) -> Any:
     """The size for a model of which only these facts matter."""
-    from tidemill.backends.llama.child import Size
+    from tidemill.backends.llama.size import Size
 
     facts = {"kv_bytes_per_token": 23_040, "n_ctx_train": 8192, "on_gpu": False, **model}
-    return Size(spec, SimpleNamespace(**facts))  # type: ignore[arg-type]
+    return Size(spec, SimpleNamespace(**facts))
 
 
 def spec(**fields: Any) -> EngineSpec:

@@ -1,0 +1,83 @@
+"""What a model will take and be able to do, from its files' headers, before it is loaded."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tidemill.backends.llama import gguf
+from tidemill.backends.llama.prompt import Template
+from tidemill.backends.llama.size import Size
+from tidemill.errors import SettingsError
+from tidemill.types import EngineSpec
+
+_PART = re.compile(r"-\d{5}-of-(\d{5})$")
+_SLOW = frozenset({3, 9})
+"""``general.file_type`` of Q4_1 and Q5_1, which ``auto`` rewrites as Q8_0 on a CPU."""
+_BITS = {"q8_0": 8.5, "q4_0": 4.5}
+"""Per weight, with its share of the block's scale."""
+
+
+_PROCESS = 64 << 20
+"""Bytes of an engine process besides: Python, llama.cpp, the buffers of a computation."""
+
+
+class Footprint:
+    """An estimate for a CPU; on a GPU the caches have about the same size."""
+
+    on_gpu = False
+
+    def __init__(self, spec: EngineSpec, path: Path, header: gguf.Header) -> None:
+        self.kv_bytes_per_token = header.kv_bytes_per_token
+        self.n_ctx_train = header.number("context_length")
+        self.template = Template(header.template) if header.template else None
+        """None: the model does not chat."""
+        size = Size(spec, self)
+        self.context = size.embedding_context if spec.embedding else size.context
+        """Tokens that one request may use."""
+        tokens = size.embedding_context + (0 if spec.embedding else size.slots * size.context)
+        self.memory_bytes = (
+            _weights(spec.weights, path, header)
+            + sum(Path(one.path).expanduser().stat().st_size for one in spec.adapters)
+            + tokens * self.kv_bytes_per_token
+            + _PROCESS
+        )
+        """The weights as they will be laid out, the adapters, both contexts' caches, and a process
+        for it all."""
+
+
+def footprint(spec: EngineSpec, path: Path) -> Footprint:
+    """Look at the files of a model. Raises ``SettingsError`` with one sentence for what cannot be
+    loaded: no model, no adapter, an adapter of another architecture."""
+    header = gguf.read(path)
+    if header.meta.get("general.type", "model") != "model":
+        raise SettingsError(
+            f"The model {path} is no model but of type '{header.meta['general.type']}'."
+        )
+    for one in spec.adapters:
+        file = Path(one.path).expanduser()
+        adapter = gguf.read(file)
+        kind = adapter.meta.get("adapter.type")
+        if adapter.meta.get("general.type") != "adapter" or kind != "lora":
+            raise SettingsError(f"The adapter {file} is not a GGUF with a LoRA adapter.")
+        if adapter.architecture != header.architecture:
+            raise SettingsError(
+                f"The adapter {file} was made for architecture '{adapter.architecture}', the model "
+                f"{path} has '{header.architecture}'."
+            )
+    return Footprint(spec, path, header)
+
+
+def _weights(layout: str, path: Path, header: gguf.Header) -> int:
+    if layout == "auto" and header.meta.get("general.file_type") in _SLOW:
+        layout = "q8_0"
+    if (bits := _BITS.get(layout)) is not None:
+        return int(header.parameters * bits / 8)
+    part = _PART.search(path.stem)
+    if part is None:
+        return path.stat().st_size
+    parts = (
+        path.with_stem(f"{path.stem[: part.start()]}-{no:05d}-of-{part[1]}")
+        for no in range(1, int(part[1]) + 1)
+    )
+    return sum(one.stat().st_size for one in parts if one.exists())
