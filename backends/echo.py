@@ -48,6 +48,8 @@ from tidemill.types import (
 CONTEXT = 131_072
 SLOTS = 1_024
 DIMENSIONS = 8
+MEMORY = 64 << 20
+"""Bytes that it says it takes. It takes none to speak of."""
 
 _WORD = re.compile(r"\s*\S+|\s+$")
 
@@ -79,6 +81,10 @@ class EchoReplica:
     def card(self) -> ModelCard:
         """What ``/v1/models`` shows."""
         return self._card
+
+    async def examine(self) -> int:
+        """A number, so that a memory budget can be tried."""
+        return MEMORY
 
     async def start(self) -> None:
         """Nothing to load."""

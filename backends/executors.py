@@ -31,9 +31,13 @@ class LocalExecutor:
         """Lines in flight that keep each place busy."""
         return self._inference.capacities
 
-    def where(self, model: str) -> str:
-        """Where the model is served."""
-        return self._inference.where(model)
+    def place(self, model: str, endpoint: str) -> str:
+        """Where a line is answered."""
+        return self._inference.place(model, endpoint)
+
+    def waits(self, deadlines: Mapping[str, float]) -> None:
+        """Pass on which places have lines that wait."""
+        self._inference.waits(deadlines)
 
     async def execute(self, lease: Lease) -> Outcome:
         """The line's answer or why there is none; never raises for the line's own failure."""

@@ -65,9 +65,13 @@ class GuardedExecutor:
         """Lines that the inner executor wants in flight."""
         return self._inner.capacities
 
-    def where(self, model: str) -> str:
-        """Where the inner executor runs a model."""
-        return self._inner.where(model)
+    def place(self, model: str, endpoint: str) -> str:
+        """Where the inner executor runs a line."""
+        return self._inner.place(model, endpoint)
+
+    def waits(self, deadlines: Mapping[str, float]) -> None:
+        """The inner executor is told."""
+        self._inner.waits(deadlines)
 
     async def execute(self, lease: Lease) -> Outcome:
         """The line's answer, or why it did not run."""

@@ -58,9 +58,16 @@ class OrdinaryRoutes:
         return None
 
     @property
-    def capacity(self) -> int:
+    def capacities(self) -> Mapping[str, int]:
         """Lines that it may be given now."""
-        return int(self._gate.limit)
+        return {self._provider.name: int(self._gate.limit)}
+
+    def place(self, model: str, endpoint: str) -> str:
+        """The provider, whatever the line."""
+        return self._provider.name
+
+    def waits(self, deadlines: Mapping[str, float]) -> None:
+        """Nothing is to be prepared for a line."""
 
     async def answer(
         self,

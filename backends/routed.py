@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -13,10 +13,14 @@ from tidemill.types import Lane, ModelCard, Outcome, Usage
 
 
 class Bounded(Inference, Protocol):
-    """An ``Inference`` that says how many lines keep it busy."""
+    """An ``Inference`` that says how many lines keep it busy, by the places that it consists of."""
 
     @property
-    def capacity(self) -> int: ...
+    def capacities(self) -> Mapping[str, int]: ...
+
+    def place(self, model: str, endpoint: str) -> str: ...
+
+    def waits(self, deadlines: Mapping[str, float]) -> None: ...
 
 
 class _Named(msgspec.Struct):
@@ -59,7 +63,17 @@ class RoutedInference:
     @property
     def capacities(self) -> dict[str, int]:
         """Lines that keep each place busy, by its name."""
-        return {place.where(""): place.capacity for place in self._places}
+        return {name: n for place in self._places for name, n in place.capacities.items()}
+
+    def place(self, model: str, endpoint: str) -> str:
+        """Which of those runs a line for a model and an endpoint."""
+        known = (place for place in self._places if place.knows(model))
+        return next(known, self._places[0]).place(model, endpoint)
+
+    def waits(self, deadlines: Mapping[str, float]) -> None:
+        """Tell every place where lines wait."""
+        for place in self._places:
+            place.waits(deadlines)
 
     async def answer(
         self,

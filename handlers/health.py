@@ -48,6 +48,8 @@ async def _measure(given: Services) -> None:
     telemetry.REPLICA_UP.clear()
     for model, replica in pool.replicas.items():
         telemetry.REPLICA_UP.labels(model).set(replica.healthy)
+        telemetry.REPLICA_LOADED.labels(model).set(replica.state == "loaded")
+        telemetry.REPLICA_MEMORY.labels(model).set(replica.memory_bytes)
         for kind in ("generated", "prefilled", "reused"):
             tokens = getattr(replica, f"tokens_{kind}")
             telemetry.REPLICA_TOKENS.labels(model, kind).set(tokens)

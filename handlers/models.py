@@ -50,6 +50,7 @@ def model_object(card: ModelCard) -> dict[str, Any]:
         "created": card.created_at,
         "owned_by": card.owned_by,
         "context_length": card.context_length,
+        "state": card.state,
         "capabilities": {
             "chat": card.chat,
             "embeddings": card.embeddings,

@@ -78,7 +78,7 @@ class Lifecycle:
         self._store = store
         self._intake = intake
         self._lease_bell = lease_bell
-        self._where = executor.where
+        self._place = executor.place
         self.turns = Queues(executor.capacities)
         """Batches whose lines may start."""
         self.in_flight: Counter[int] = Counter()
@@ -108,9 +108,18 @@ class Lifecycle:
         batch = self._batches.get(seq)
         if batch is None or batch.model is not None:
             return None
-        if seq not in self._models:
-            self._models[seq] = await self._store.lines.models(seq)
-        return [model for model in self._models[seq] if self._where(model) == place]
+        return [
+            model
+            for model in await self._models_of(batch)
+            if self._place(model, batch.endpoint) == place
+        ]
+
+    async def _models_of(self, batch: BatchRecord) -> list[str]:
+        if batch.model is not None:
+            return [batch.model]
+        if batch.seq not in self._models:
+            self._models[batch.seq] = await self._store.lines.models(batch.seq)
+        return self._models[batch.seq]
 
     async def start(self, tasks: TaskGroup) -> None:
         """Adopt what the store holds and begin to close and to watch the time."""
@@ -135,7 +144,8 @@ class Lifecycle:
             assert self._tasks is not None, "the runner runs before batches are opened"
             self._tasks.start_soon(self._read, batch, reserved)
         elif batch.status is BatchStatus.IN_PROGRESS:
-            self._let_run(batch)
+            assert self._tasks is not None, "the runner runs before batches are opened"
+            self._tasks.start_soon(self._let_run, batch)
         if batch.status in ENDS:
             self._close_soon(batch)
         self._timer.ring()
@@ -193,14 +203,24 @@ class Lifecycle:
         if after is None or after.status in TERMINAL or elsewhere:
             self._forget(batch.seq)
         elif after.status is BatchStatus.IN_PROGRESS:
-            self._let_run(after)
+            await self._let_run(after)
         else:
             self._close_soon(after)
 
-    def _let_run(self, batch: BatchRecord) -> None:
+    async def _let_run(self, batch: BatchRecord) -> None:
+        """Put a batch into the turns of the places where it has lines."""
         self._batches[batch.seq] = batch
-        place = None if batch.model is None else self._where(batch.model)
-        self.turns.add(batch.owner, batch.seq, batch.expires_at, place)
+        while True:
+            try:
+                models = await self._models_of(batch)
+                break
+            except Exception:
+                log.exception("looking for models; it will be repeated", batch=batch.id)
+                await anyio.sleep(_STORE_RETRY_S)
+        if self._batches.get(batch.seq) is not batch:
+            return  # it was cancelled, or its time was over
+        places = {self._place(model, batch.endpoint) for model in models}
+        self.turns.add(batch.owner, batch.seq, batch.expires_at, places)
         self.rows.ring(batch.seq)
         self._lease_bell.ring()
         self._timer.ring()
@@ -212,6 +232,7 @@ class Lifecycle:
         self.turns.remove(batch.seq)
         self._to_close.add(batch.seq)
         self._closing.ring()
+        self._lease_bell.ring()  # nothing need be loaded for its lines any more
 
     async def _close_loop(self) -> None:
         while True:
@@ -257,6 +278,7 @@ class Lifecycle:
         self._models.pop(seq, None)
         self.rows.ring(seq)
         self._timer.ring()
+        self._lease_bell.ring()
 
     # --- time
 

@@ -72,6 +72,10 @@ class Turns:
         for seq in self._owner_of:
             self.wet(seq)
 
+    def deadline(self) -> int | None:
+        """The nearest one of all batches that may have lines now; None: there are none."""
+        return min((entries[0].expires_at for entries in self._owners.values()), default=None)
+
     def deal(self, n: int) -> list[tuple[int, int]]:
         """Share ``n`` lines among the owners: ``[(batch seq, lines)]``, at most one share an owner.
 
@@ -104,10 +108,10 @@ class Queues:
         """Batches that may have lines now; one with several places counts for each."""
         return sum(len(turns) for turns in self._turns.values())
 
-    def add(self, owner: str, seq: int, expires_at: int, place: str | None) -> None:
-        """A batch began, or was found at start; its lines run at ``place``, None: at several."""
-        for turns in self._turns.values() if place is None else (self._turns[place],):
-            turns.add(owner, seq, expires_at)
+    def add(self, owner: str, seq: int, expires_at: int, places: Iterable[str]) -> None:
+        """A batch began, or was found at start; its lines run at these places."""
+        for place in places:
+            self._turns[place].add(owner, seq, expires_at)
 
     def remove(self, seq: int) -> None:
         """A batch ended, or no line of it may start any more."""
@@ -127,6 +131,11 @@ class Queues:
         """Every known batch may have lines that are due (a retry's time came)."""
         for turns in self._turns.values():
             turns.wet_all()
+
+    def deadlines(self) -> dict[str, float]:
+        """The places that may have lines now, with the nearest deadline of each."""
+        found = {place: turns.deadline() for place, turns in self._turns.items()}
+        return {place: at for place, at in found.items() if at is not None}
 
     def deal(
         self, total: int, wants: Mapping[str, int], active: Mapping[str, int]

@@ -110,6 +110,10 @@ class Runner:
         """A batch was moved to ``cancelling``."""
         self._batches.cancelled(batch)
 
+    def look_again(self) -> None:
+        """A place may take lines that took none before."""
+        self._bell.ring()
+
     # --- running
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -163,6 +167,7 @@ class Runner:
                 while not self._draining:
                     most = self.pool.capacity
                     total = min(most, self._concurrency or most)
+                    self._executor.waits(self._batches.turns.deadlines())
                     wants = self._rests.awake(self._executor.capacities, clock.now_f())
                     shares = self._batches.turns.deal(total, wants, self._active)
                     if not shares:

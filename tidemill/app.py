@@ -6,10 +6,9 @@ import gc
 import ipaddress
 import signal
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import anyio
@@ -19,9 +18,11 @@ from anyio.abc import TaskStatus
 
 from tidemill import clock, prices, telemetry
 from tidemill.backends.executors import LocalExecutor
+from tidemill.backends.fleet import open_fleet
 from tidemill.backends.guard import GuardedExecutor, permits
 from tidemill.backends.inference import LocalInference
 from tidemill.backends.local import LocalBackend
+from tidemill.backends.member import Member
 from tidemill.backends.providers import Providers
 from tidemill.backends.registry import BackendRegistry
 from tidemill.backends.routed import RoutedInference
@@ -31,12 +32,12 @@ from tidemill.handlers.deps import Services
 from tidemill.handlers.heads import Doorstep
 from tidemill.handlers.identity import Identities
 from tidemill.handlers.issued import IssuedTokens
-from tidemill.ports import Replica, Store
+from tidemill.ports import Store
 from tidemill.providers import parse
 from tidemill.scheduler.runner import Runner
 from tidemill.settings import Loaded, Settings
 from tidemill.storage import open_store
-from tidemill.types import EngineSpec, PoolStatus
+from tidemill.types import PoolStatus
 
 log = structlog.get_logger()
 
@@ -48,7 +49,7 @@ class Server:
         self,
         settings: Settings,
         store: Store,
-        replicas: dict[str, Replica],
+        replicas: Mapping[str, Member],
         runner: Runner,
         services: Services,
         providers: Providers,
@@ -90,8 +91,9 @@ async def running(settings: Settings) -> AsyncGenerator[Server]:
     await store.start()
     try:
         await _require_keys(settings, store)
-        async with _replicas(settings) as replicas, _providers(settings, store) as providers:
-            engines = LocalInference(replicas, settings)
+        async with open_fleet(settings) as fleet, _providers(settings, store) as providers:
+            replicas = fleet.members
+            engines = LocalInference(replicas, settings, fleet.waits)
             inference = RoutedInference((engines, *providers.routes))
             executor = GuardedExecutor(
                 LocalExecutor(inference),
@@ -118,6 +120,7 @@ async def running(settings: Settings) -> AsyncGenerator[Server]:
                 hand_over=providers.adopt,
                 permits=partial(permits, store.accounts),
             )
+            fleet.on_room = runner.look_again
             local = LocalBackend(
                 store,
                 runner,
@@ -190,65 +193,8 @@ async def _providers(settings: Settings, store: Store) -> AsyncGenerator[Provide
             await providers.close()
 
 
-@asynccontextmanager
-async def _replicas(settings: Settings) -> AsyncGenerator[dict[str, Replica]]:
-    """Start the engines; by the name that each serves."""
-    factory = engine_factory(settings.engine)
-    specs = [
-        EngineSpec(
-            model=settings.model,
-            name=settings.model_name,
-            gpu_layers=settings.gpu_layers,
-            context_length=settings.max_context_length,
-            slots=settings.slots,
-            threads=settings.threads,
-            headroom=settings.interactive_headroom,
-            step_timeout_s=settings.step_timeout_seconds,
-            weights=settings.weights,
-        )
-    ]
-    if settings.embedding_model:
-        specs.append(
-            EngineSpec(
-                model=settings.embedding_model,
-                embedding=True,
-                gpu_layers=settings.gpu_layers,
-                threads=settings.threads,
-                step_timeout_s=settings.step_timeout_seconds,
-            )
-        )
-    replicas: dict[str, Replica] = {}
-    try:
-        for spec in specs:
-            replica = factory(spec)
-            await replica.start()
-            # A chat and an embeddings engine may serve one name; status tells them apart.
-            name = replica.card.id
-            replicas[f"{name} (embeddings)" if name in replicas else name] = replica
-        yield replicas
-    finally:
-        with anyio.CancelScope(shield=True):
-            for replica in replicas.values():
-                await replica.close()
-
-
-def engine_factory(name: str) -> Callable[[EngineSpec], Replica]:
-    """The engine registered under ``name`` at entry point ``tidemill.engines``."""
-    found = list(entry_points(group="tidemill.engines", name=name))
-    if not found:
-        raise SettingsError(f"Unknown engine '{name}': no package registers it.")
-    try:
-        factory: Callable[[EngineSpec], Replica] = found[0].load()
-    except ImportError as exc:
-        raise SettingsError(
-            f"The engine '{name}' needs a package that is not installed ({exc.name}); "
-            f"install tidemill[{name}]."
-        ) from exc
-    return factory
-
-
 def _pool_status(
-    runner: Runner, replicas: dict[str, Replica]
+    runner: Runner, replicas: Mapping[str, Member]
 ) -> Callable[[], Awaitable[PoolStatus]]:
     async def status() -> PoolStatus:
         pool, intake = runner.pool, runner.intake_pool
@@ -267,7 +213,7 @@ def _pool_status(
     return status
 
 
-def _health(store: Store, replicas: dict[str, Replica]) -> Callable[[], str | None]:
+def _health(store: Store, replicas: Mapping[str, Member]) -> Callable[[], str | None]:
     def reason() -> str | None:
         if (trouble := store.healthy()) is not None:
             return trouble

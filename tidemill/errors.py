@@ -242,6 +242,13 @@ class EngineDown(EngineUnavailable):
     """There is no engine to ask, whatever is asked. Batch lines wait for it and lose no attempt."""
 
 
+class ModelNotLoaded(EngineUnavailable):
+    """The model is not in memory and could not be loaded in time, because others are at work there;
+    ``Retry-After`` says when to come again. Batch lines wait."""
+
+    code = "model_not_loaded"
+
+
 class EngineCrash(TidemillError):
     """The engine died three times while it worked on this request, the last two times on nothing
     else. It is not run again."""
@@ -338,6 +345,6 @@ def refusal(error: TidemillError) -> Refusal:
         type=error.type,
         retry=error.status in (429, 500, 502, 503) and error.should_retry is not False,
         retry_after_s=error.retry_after_s,
-        spend=not isinstance(error, EngineDown),
+        spend=not isinstance(error, EngineDown | ModelNotLoaded),
         rest=isinstance(error, EngineDown),
     )

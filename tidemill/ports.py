@@ -129,10 +129,14 @@ class Executor(Protocol):
     @property
     def capacities(self) -> Mapping[str, int]:
         """How many lines each place wants in flight at most (running and next in line). The
-        places are always the same: ``local`` and the providers."""
+        places are always the same: each engine of this server, one for what none of them serves,
+        and the providers."""
 
-    def where(self, model: str) -> str:
-        """The place that runs a model's lines."""
+    def place(self, model: str, endpoint: str) -> str:
+        """The place that runs lines for a model and an endpoint."""
+
+    def waits(self, deadlines: Mapping[str, float]) -> None:
+        """Lines wait at these places now, and nowhere else; with the nearest deadline of each."""
 
 
 # --- models -----------------------------------------------------------------------------------
@@ -148,6 +152,11 @@ class Replica(Protocol):
     @property
     def card(self) -> ModelCard:
         """What ``/v1/models`` shows; complete after ``start``."""
+
+    async def examine(self) -> int:
+        """Find the model and return the bytes of memory that it will take, estimated; loads
+        nothing. ``card`` then says what is known of it. Raises ``SettingsError`` with one sentence
+        when a file is missing or does not fit."""
 
     async def start(self) -> None:
         """Load the model. Raises ``EngineUnavailable`` with one sentence when that fails."""

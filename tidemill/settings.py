@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from tidemill import providers
+from tidemill import models, providers
 from tidemill.errors import SettingsError
 
 
@@ -127,15 +127,44 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Literal["llama", "echo"],
         _row("What answers: a llama.cpp model, or the instant echo for trying things."),
     ] = "llama"
-    model: Annotated[str, _row("Model: path to a GGUF, 'smollm2', or hf://org/repo/file.gguf.")] = (
-        "smollm2"
-    )
+    model: Annotated[
+        str,
+        _row(
+            "Model: path to a GGUF, 'smollm2', or hf://org/repo/file.gguf; empty: what [[models]] "
+            "names, else smollm2."
+        ),
+    ] = ""
     model_name: Annotated[
         str, _row("Name to serve the model under; empty: taken from the model.")
     ] = ""
     embedding_model: Annotated[
         str, _row("Model for /v1/embeddings, spelled like --model; empty: the chat model.")
     ] = ""
+    models: Annotated[
+        str, _row("More local models as JSON; in the file, one [[models]] table each.")
+    ] = ""
+    memory_budget: Annotated[
+        int,
+        _row(
+            "Memory that loaded models may take together, estimated; 0 = three quarters of the "
+            "machine's.",
+            unit="MiB",
+            ge=0,
+        ),
+    ] = 0
+    model_turn_seconds: Annotated[
+        float,
+        _row(
+            "How long batch lines of a loaded model may keep those of another one waiting that "
+            "does not fit beside it.",
+            unit="s",
+            ge=0,
+        ),
+    ] = 60.0
+    model_wait_seconds: Annotated[
+        float,
+        _row("How long an interactive request waits for its model to be loaded.", unit="s", gt=0),
+    ] = 120.0
     gpu_layers: Annotated[int, _row("Layers on the GPU; -1 = all.", ge=-1)] = -1
     max_context_length: Annotated[
         int,
@@ -319,7 +348,7 @@ def load(
                 raise SettingsError(
                     f"Unknown setting '{name}' in {path}; see 'tidemill settings' for the names."
                 )
-            if name == "providers" and isinstance(value, list):
+            if name in ("models", "providers") and isinstance(value, list):
                 value = msgspec.json.encode(value).decode()
             values[name], sources[name] = value, str(path)
 
@@ -346,6 +375,7 @@ def load(
         _check(table[name], value, sources[name])
     settings = msgspec.convert(values, Settings, strict=False)
     providers.parse(settings.providers, azure_api_version=settings.azure_batch_api_version)
+    models.parse(settings.models)
     return Loaded(settings, {name: sources.get(name, "default") for name in table})
 
 

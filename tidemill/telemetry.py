@@ -64,6 +64,30 @@ REPLICA_UP = Gauge(
     ("model",),
     registry=REGISTRY,
 )
+REPLICA_LOADED = Gauge(
+    "tidemill_replica_loaded",
+    "1 while a model is in memory.",
+    ("model",),
+    registry=REGISTRY,
+)
+REPLICA_MEMORY = Gauge(
+    "tidemill_replica_memory_bytes",
+    "What a model takes while it is in memory, estimated.",
+    ("model",),
+    registry=REGISTRY,
+)
+MODEL_LOADS = Counter(
+    "tidemill_model_loads",
+    "Loads of a model on demand, by outcome.",
+    ("model", "outcome"),
+    registry=REGISTRY,
+)
+MODEL_UNLOADS = Counter(
+    "tidemill_model_unloads",
+    "Times that a model was unloaded to make room for another one.",
+    ("model",),
+    registry=REGISTRY,
+)
 REPLICA_TOKENS = Gauge(
     "tidemill_replica_tokens",
     "Tokens of a model since its engine was created.",

@@ -34,10 +34,13 @@ from tidemill.types import (
     Outcome,
     Piece,
     Refusal,
+    ReplicaStatus,
     Usage,
 )
 
 EMBEDDINGS = "/v1/embeddings"
+_HERE = "local"
+_REFUSED_AT_ONCE = 64
 
 _COMPLETING: dict[str, Any] = {
     "/v1/chat/completions": chat,
@@ -68,16 +71,25 @@ _STREAMED_LINE = Refusal(
 class LocalInference:
     """The ``Inference`` of this server.
 
-    ``replicas`` are started engines under any keys: each serves the name on its card. A chat
-    engine and an embeddings engine may share a name.
+    ``replicas`` are engines under any keys: each serves the name on its card. A chat engine and an
+    embeddings engine may share a name. ``waits`` is told the keys of those that lines wait for,
+    with their nearest deadline.
     """
 
-    def __init__(self, replicas: Mapping[str, Replica], settings: Settings | None = None) -> None:
-        self._replicas = tuple(replicas.values())
+    def __init__(
+        self,
+        replicas: Mapping[str, Replica],
+        settings: Settings | None = None,
+        waits: Callable[[Mapping[str, float]], None] = lambda deadlines: None,
+    ) -> None:
+        self._replicas, self._waits = replicas, waits
         # One name may have two engines: the one that cannot chat is there for the vectors.
-        chatting = sorted(self._replicas, key=lambda r: r.card.chat)
-        self._completing = {r.card.id: r for r in chatting}
-        self._embedding = {r.card.id: r for r in reversed(chatting) if r.card.embeddings}
+        cards = {key: replica.card for key, replica in replicas.items()}
+        chatting = sorted(cards, key=lambda key: cards[key].chat)
+        self._completing = {cards[key].id: key for key in chatting}
+        self._embedding = {
+            cards[key].id: key for key in reversed(chatting) if cards[key].embeddings
+        }
         self._limit = settings.max_decoding_length if settings is not None else 0
         # What holds where a batch says nothing.
         self._params = (
@@ -89,10 +101,11 @@ class LocalInference:
     def cards(self) -> Sequence[ModelCard]:
         """Models served here, in configured order; one card per name."""
         cards: dict[str, ModelCard] = {}
-        for replica in self._replicas:
+        for replica in self._replicas.values():
             name = replica.card.id
+            completing = self._replicas[self._completing[name]]
             cards[name] = msgspec.structs.replace(
-                self._completing[name].card, embeddings=name in self._embedding
+                completing.card, embeddings=name in self._embedding
             )
         return tuple(cards.values())
 
@@ -102,7 +115,7 @@ class LocalInference:
 
     def where(self, model: str) -> str:
         """Here."""
-        return "local"
+        return _HERE
 
     async def count(self, endpoint: str, body: bytes) -> int | None:
         """Prompt tokens of a request; None for embeddings and for what cannot run."""
@@ -117,9 +130,22 @@ class LocalInference:
             return None
 
     @property
-    def capacity(self) -> int:
-        """Lines that keep all engines busy: those that run and as many next in line; at least 1."""
-        return max(1, sum(2 * replica.status().slots for replica in self._replicas))
+    def capacities(self) -> Mapping[str, int]:
+        """Lines that keep each engine busy: those that run and as many next in line; and how many
+        may be refused at once, because no engine serves their model."""
+        return {_HERE: _REFUSED_AT_ONCE} | {
+            f"{_HERE}/{key}": _room(replica.status()) for key, replica in self._replicas.items()
+        }
+
+    def place(self, model: str, endpoint: str) -> str:
+        """The engine that answers a line."""
+        key = (self._embedding if endpoint == EMBEDDINGS else self._completing).get(model)
+        return _HERE if key is None else f"{_HERE}/{key}"
+
+    def waits(self, deadlines: Mapping[str, float]) -> None:
+        """Pass on for which engines lines wait."""
+        places = {f"{_HERE}/{key}": key for key in self._replicas}
+        self._waits({places[at]: by for at, by in deadlines.items() if at in places})
 
     async def answer(
         self,
@@ -233,8 +259,8 @@ class LocalInference:
         name = forced or named
         if not name:
             raise missing("model")
-        replica = (self._embedding if embed else self._completing).get(name)
-        if replica is None:
+        key = (self._embedding if embed else self._completing).get(name)
+        if key is None:
             if not self.knows(name):
                 raise ModelNotFound(
                     f"The model '{name}' does not exist or is not served here.", param="model"
@@ -247,7 +273,13 @@ class LocalInference:
         params = self._params if defaults is None else defaults
         if params.deterministic is None and self._params.deterministic:
             params = msgspec.structs.replace(params, deterministic=True)
+        replica = self._replicas[key]
         return replica, Ask(name, replica.card, lane, owner, params, self._limit, stream)
+
+
+def _room(status: ReplicaStatus) -> int:
+    takes = status.state == "loaded" and status.takes_lines
+    return max(1, 2 * status.slots) if takes else 0
 
 
 def _kind(endpoint: str) -> Any:

@@ -47,8 +47,11 @@ class Inner:
         self.open = anyio.Event()
         self.open.set()
 
-    def where(self, model: str) -> str:
-        return "local"
+    def place(self, model: str, endpoint: str) -> str:
+        return f"local/{model}"
+
+    def waits(self, deadlines: Mapping[str, float]) -> None:
+        self.told = deadlines
 
     async def execute(self, lease: Lease) -> Outcome:
         self.ran.append(lease.custom_id)
@@ -135,6 +138,9 @@ async def test_a_line_runs_when_nothing_speaks_against_it(
     assert await _run(store, guarded, await _batch(store, 1, key_id=None)) == [None]
     assert await _run(store, guarded, await _batch(store, 1, key_id="env")) == [None]
     assert guarded.capacities == inner.capacities
+    assert guarded.place("m", "/v1/embeddings") == "local/m"
+    guarded.waits({"local/m": 1.0})
+    assert inner.told == {"local/m": 1.0}
 
 
 @pytest.mark.parametrize(

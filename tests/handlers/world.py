@@ -166,7 +166,7 @@ async def opened(path: Path, **settings: Any) -> AsyncGenerator[World]:
         **settings,
     }
     async with running(Settings(**chosen)) as server:
-        [engine] = server.replicas.values()
+        engine = next(iter(server.replicas.values())).engine
         assert isinstance(engine, EchoReplica)
         app = create_app(server.services)
         async with _client(app, ALICE) as client:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,7 @@ class Script:
         self.ran: list[Lease] = []
         self.running = 0
         self.most = 0
+        self.told: dict[str, float] = {}
         self.gate: anyio.Event | None = None
         self._started = anyio.Condition()
         self.do: Callable[[Lease], Outcome | None] = lambda lease: None
@@ -61,8 +62,11 @@ class Script:
     def capacities(self) -> dict[str, int]:
         return {"local": self.capacity}
 
-    def where(self, model: str) -> str:
+    def place(self, model: str, endpoint: str) -> str:
         return "local"
+
+    def waits(self, deadlines: Mapping[str, float]) -> None:
+        self.told = dict(deadlines)
 
     async def execute(self, lease: Lease) -> Outcome:
         self.ran.append(lease)

@@ -79,10 +79,10 @@ def test_shares_are_exact_and_even_over_time(owners: list[int], free: list[int])
         assert max(got.values()) - min(got.values()) <= 1
 
 
-def _queues(*batches: tuple[int, str | None]) -> Queues:
+def _queues(*batches: tuple[int, *tuple[str, ...]]) -> Queues:
     queues = Queues(["local", "slow"])
-    for seq, place in batches:
-        queues.add("a", seq, 100, place)
+    for seq, *places in batches:
+        queues.add("a", seq, 100, places)
     return queues
 
 
@@ -113,7 +113,7 @@ def test_one_line_at_a_time_alternates_between_places() -> None:
 
 def test_a_batch_for_several_places_is_dry_at_one_alone() -> None:
     """It stands in the turns of each, and leaves all of them at once."""
-    queues = _queues((1, None))
+    queues = _queues((1, "local", "slow"))
     wants = {"local": 1, "slow": 1}
     assert len(queues.deal(9, wants, {})) == 2
     queues.dry(1, "slow")
@@ -123,6 +123,18 @@ def test_a_batch_for_several_places_is_dry_at_one_alone() -> None:
     queues.remove(1)
     queues.wet_all()
     assert len(queues) == 0
+
+
+def test_places_say_where_lines_wait_and_until_when() -> None:
+    """The nearest deadline of all owners' batches; a place without lines is not named."""
+    queues = Queues(["local", "slow", "idle"])
+    for seq, owner, expires_at in ((1, "a", 300), (2, "a", 200), (3, "b", 250)):
+        queues.add(owner, seq, expires_at, ["local"])
+    queues.add("b", 4, 400, ["slow"])
+    assert queues.deadlines() == {"local": 200, "slow": 400}
+    queues.dry(2, "local")
+    queues.remove(4)
+    assert queues.deadlines() == {"local": 250}
 
 
 @given(

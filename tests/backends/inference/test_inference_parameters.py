@@ -592,6 +592,8 @@ def test_models_of_two_engines_share_a_card(echo: Watched) -> None:
     assert (card.id, card.chat, card.embeddings) == ("m", True, True)
     assert inference.knows("m")
     assert not inference.knows("m for embeddings")
+    assert inference.place("m", CHAT) == "local/m"
+    assert inference.place("m", EMBED) == "local/m for embeddings"
 
 
 async def test_a_model_without_embeddings_says_so(echo: Watched) -> None:

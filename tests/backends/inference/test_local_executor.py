@@ -68,7 +68,10 @@ async def test_a_line_that_cannot_be_read_is_refused(inference: LocalInference, 
 
 
 async def test_capacity_keeps_the_engine_busy(inference: LocalInference, echo: Watched) -> None:
-    """As many lines wait next in line as run."""
-    assert LocalExecutor(RoutedInference([inference])).capacities == {
-        "local": 2 * echo.status().slots
-    }
+    """As many lines wait next in line as run; those of a model that is gone are refused
+    beside them."""
+    executor = LocalExecutor(RoutedInference([inference]))
+    assert executor.place("echo", CHAT) == "local/echo"
+    assert executor.place("gone", CHAT) == "local"
+    assert executor.capacities["local/echo"] == 2 * echo.status().slots
+    assert executor.capacities["local"] > 0

@@ -1,0 +1,83 @@
+"""Several models behind one server, as a client sees them: memory for one, asked for two."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.handlers.world import Open, World, line
+from tidemill.app import running
+from tidemill.errors import SettingsError
+from tidemill.settings import Settings
+
+pytestmark = pytest.mark.anyio
+
+TWO = json.dumps([{"model": "x", "name": "echo"}, {"model": "y", "name": "other"}])
+ONE_FITS = {"models": TWO, "memory_budget": 64}
+
+
+async def states(world: World) -> dict[str, str]:
+    """Of all models, as listed."""
+    models = (await world.client.get("/v1/models")).json()["data"]
+    return {model["id"]: model["state"] for model in models}
+
+
+async def say(world: World, model: str) -> Any:
+    """An interactive answer."""
+    body = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
+    return await world.client.post("/v1/chat/completions", json=body)
+
+
+async def test_a_model_is_loaded_for_whoever_asks(open_world: Open) -> None:
+    """All are listed; the first is there from the start; the server is healthy throughout."""
+    async with open_world(**ONE_FITS) as world:
+        assert await states(world) == {"echo": "loaded", "other": "unloaded"}
+        assert (await world.client.get("/health")).status_code == 200
+        answer = await say(world, "other")
+        assert answer.json()["choices"][0]["message"]["content"] == "hi"
+        assert await states(world) == {"echo": "unloaded", "other": "loaded"}
+        assert (await world.client.get("/health")).status_code == 200
+
+
+async def test_lines_of_a_batch_are_grouped_by_model(open_world: Open) -> None:
+    """Lines of both models in turn cost one swap, not one each; all are answered."""
+    async with open_world(**ONE_FITS) as world:
+        before = await metric(world, 'tidemill_model_loads_total{model="other",outcome="loaded"}')
+        lines = b"".join(
+            line(f"{model}-{i}", model=model) for i in range(50) for model in ("other", "echo")
+        )
+        batch = await world.finished((await world.create(lines))["id"])
+        assert batch["status"] == "completed"
+        assert batch["request_counts"] == {"total": 100, "completed": 100, "failed": 0}
+        after = await metric(world, 'tidemill_model_loads_total{model="other",outcome="loaded"}')
+        assert after == before + 1
+
+
+async def test_the_status_says_what_is_in_memory(open_world: Open) -> None:
+    """For people and for Prometheus."""
+    async with open_world(**ONE_FITS) as world:
+        status = (await world.client.get("/v1/pool/status")).json()["replicas"]
+        assert {name: one["state"] for name, one in status.items()} == await states(world)
+        assert status["other"]["healthy"]
+        assert status["other"]["memory_bytes"] == 64 << 20
+        assert await metric(world, 'tidemill_replica_loaded{model="echo"}') == 1
+        assert await metric(world, 'tidemill_replica_loaded{model="other"}') == 0
+
+
+async def test_a_model_beyond_the_budget_stops_the_start(tmp_path: Path) -> None:
+    """With the numbers, so that the setting can be corrected."""
+    settings = Settings(engine="echo", storage_path=str(tmp_path), memory_budget=63)
+    with pytest.raises(SettingsError, match=r"'echo' needs about 64 MiB, more than .* of 63 MiB"):
+        async with running(settings):
+            pass
+
+
+async def metric(world: World, series: str) -> float:
+    """One number of ``/metrics``; 0 where the series is not there."""
+    for row in (await world.client.get("/metrics")).text.splitlines():
+        if row.startswith(series):
+            return float(row.rpartition(" ")[2])
+    return 0.0
