@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cases.register import Elsewhere, missing, untested
-from tests.cases.test_results import ended, reconciles, rows
+from tests.cases.test_results import past_its_window, reconciles, rows, until_ended
 from tests.handlers.world import Open, World, line
 from tidemill.types import TERMINAL
 
@@ -106,17 +106,21 @@ async def test_c71_cancelled_and_never_polled_again(open_world: Open) -> None:
 
 async def test_c73_no_line_starts_after_the_deadline(open_world: Open) -> None:
     """The one that runs may finish; those behind it are not sent, and say so."""
-    async with open_world(window_seconds=2, batch_local_concurrency=1) as world:
-        end = await ended(
-            world, line("runs", "!sleep 2.5 x") + line("late", "w w w w w") + line("later")
+    async with open_world(window_seconds=600, batch_local_concurrency=1) as world:
+        batch = await world.create(
+            line("runs", "!wait c73 x") + line("late", "w w w w w") + line("later")
         )
+        await under_way(world, batch, 1)
+        await past_its_window(world, batch)
+        world.engine.gate("c73").set()
+        end = await until_ended(world, batch)
         assert end["status"] == "expired"
-        assert end["expires_at"] == end["created_at"] + 2
+        assert end["expires_at"] == end["created_at"] + 600
         assert set(await rows(world, end, "output")) == {"runs"}
         bad = await rows(world, end, "error")
         assert {row["custom_id"] for row in bad.values()} == {"late", "later"}
         assert {row["error"]["code"] for row in bad.values()} == {"batch_expired"}
-        assert world.engine.status().tokens_prefilled == len(b"!sleep 2.5 x".split())
+        assert world.engine.status().tokens_prefilled == len(b"!wait c73 x".split())
 
 
 async def test_c77_a_restart_runs_what_is_unanswered(open_world: Open) -> None:

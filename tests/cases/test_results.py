@@ -11,6 +11,7 @@ import pytest
 
 from tests.cases.register import Elsewhere, missing, untested
 from tests.handlers.world import Open, World, line
+from tidemill import clock
 
 pytestmark = pytest.mark.anyio
 
@@ -48,12 +49,39 @@ async def rows(world: World, batch: dict[str, Any], kind: str) -> dict[str, dict
 
 
 async def ended(world: World, data: bytes, **fields: Any) -> dict[str, Any]:
-    """A batch of this file in a terminal state, an expired one too."""
-    batch = await world.create(data, **fields)
+    """A batch of this file in a terminal state."""
+    return await until_ended(world, await world.create(data, **fields))
+
+
+async def until_ended(world: World, batch: dict[str, Any]) -> dict[str, Any]:
+    """The batch in a terminal state, an expired one too."""
     while batch["status"] not in ("completed", "failed", "cancelled", "expired"):
         await world.client.get(f"/v1/batches/{batch['id']}/results?wait=1&after={2**40}")
         batch = (await world.client.get(f"/v1/batches/{batch['id']}")).json()
     return batch
+
+
+async def past_its_window(world: World, batch: dict[str, Any]) -> None:
+    """Let the runner's clock stand at the batch's end until the runner has seen it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock, "now_f", lambda: float(batch["expires_at"]))
+        other = await world.create(line("wakes the runner"))
+        await world.client.post(f"/v1/batches/{other['id']}/cancel")
+        while True:
+            seen = (await world.client.get(f"/v1/batches/{batch['id']}")).json()
+            if seen["status"] not in ("validating", "in_progress"):
+                return
+            await asyncio.sleep(0)
+
+
+async def reached(world: World, batch: dict[str, Any], done: int, active: int) -> None:
+    """Wait until so many lines have ended, and so many are in the engine."""
+    while True:
+        counts = (await world.client.get(f"/v1/batches/{batch['id']}")).json()["request_counts"]
+        ended = counts["completed"] + counts["failed"]
+        if ended >= done and world.engine.status().active >= active:
+            return
+        await asyncio.sleep(0.01)
 
 
 async def reconciles(world: World, batch: dict[str, Any], total: int) -> None:
@@ -119,15 +147,23 @@ async def test_c53_refused_or_never_run(world: World) -> None:
 
 async def test_c54_an_expired_batch_keeps_what_was_finished(open_world: Open) -> None:
     """Settled, counted, and downloadable."""
-    async with open_world(window_seconds=2, batch_local_concurrency=2) as world:
-        batch = await ended(world, line("a") + line("b") + line("c", "!sleep 2.5 x"))
-        late = await ended(
-            world, b"".join(line(str(n), "!sleep 0.4 x" if n > 1 else "x") for n in range(30))
+    async with open_world(batch_local_concurrency=2) as world:
+        batch = await world.create(line("a") + line("b") + line("c", "!wait c54 x"))
+        await reached(world, batch, 2, 1)
+        await past_its_window(world, batch)
+        world.engine.gate("c54").set()
+        batch = await until_ended(world, batch)
+        late = await world.create(
+            b"".join(line(str(n), "!wait late x" if n > 1 else "x") for n in range(30))
         )
+        await reached(world, late, 2, 2)
+        await past_its_window(world, late)
+        world.engine.gate("late").set()
+        late = await until_ended(world, late)
         assert (batch["status"], late["status"]) == ("expired", "expired")
         assert set(await rows(world, batch, "output")) == {"a", "b", "c"}
         good, bad = await rows(world, late, "output"), await rows(world, late, "error")
-        assert {"0", "1"} <= set(good)
+        assert set(good) == {"0", "1", "2", "3"}
         assert {row["error"]["code"] for row in bad.values()} == {"batch_expired"}
         assert {row["response"] for row in bad.values()} == {None}
         assert late["usage"]["output_tokens"] == len(good)
@@ -168,17 +204,25 @@ async def test_c60_counts_reconcile_in_every_end(open_world: Open) -> None:
     """Completed, cancelled, expired: nothing is lost and nothing is there twice. A batch that
     failed ran no line and counts none."""
     mixed = b"".join(line(str(n), "!status 400" if n % 3 else "x") for n in range(40))
-    slow = mixed + b"".join(line(f"s{n}", "!sleep 1 x") for n in range(10))
-    async with open_world(window_seconds=3, batch_local_concurrency=2) as world:
+
+    def slow(gate: str) -> bytes:
+        return mixed + b"".join(line(f"s{n}", f"!wait {gate} x") for n in range(10))
+
+    async with open_world(batch_local_concurrency=2) as world:
         completed = await ended(world, mixed)
         assert completed["status"] == "completed"
         await reconciles(world, completed, 40)
-        expired = await ended(world, slow)
+        expired = await world.create(slow("expired"))
+        await reached(world, expired, 40, 2)
+        await past_its_window(world, expired)
+        world.engine.gate("expired").set()
+        expired = await until_ended(world, expired)
         assert expired["status"] == "expired"
         await reconciles(world, expired, 50)
-        batch = await world.create(slow)
-        await world.client.get(f"/v1/batches/{batch['id']}/results?wait=5")
+        batch = await world.create(slow("cancelled"))
+        await reached(world, batch, 40, 2)
         await world.client.post(f"/v1/batches/{batch['id']}/cancel")
+        world.engine.gate("cancelled").set()
         cancelled = await world.finished(batch["id"])
         assert cancelled["status"] == "cancelled"
         await reconciles(world, cancelled, 50)

@@ -26,8 +26,12 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 @asynccontextmanager
-async def connected() -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    config = uvicorn.Config(app, lifespan="off", log_config=None, ws="none", http=heads.Doorstep)
+async def connected(
+    application: Any = app,
+) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    config = uvicorn.Config(
+        application, lifespan="off", log_config=None, ws="none", http=heads.Doorstep
+    )
     config.load()
     loop = asyncio.get_running_loop()
     state = ServerState()
@@ -116,11 +120,20 @@ async def test_a_head_has_a_time(begun: bytes, monkeypatch: pytest.MonkeyPatch) 
 
 async def test_a_slow_body_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time is the head's: an upload takes as long as it takes."""
-    monkeypatch.setattr(heads, "HEAD_S", 0.05)
-    async with connected() as (reader, writer):
+    arrived = asyncio.Event()
+
+    async def reads(scope: Any, receive: Any, send: Any) -> None:
+        arrived.set()
+        await app(scope, receive, send)
+
+    async with connected(reads) as (reader, writer):
         writer.write(b"POST /a HTTP/1.1\r\nContent-Length: 3\r\n\r\n")
+        await arrived.wait()
+        loop = asyncio.get_running_loop()
+        later = loop.time() + 2 * heads.HEAD_S
+        monkeypatch.setattr(loop, "time", lambda: later)
         for piece in (b"a", b"b", b"c"):
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0)
             writer.write(piece)
         assert (await answer(reader))[0] == 200
 

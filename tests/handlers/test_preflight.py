@@ -146,6 +146,5 @@ async def test_the_end_is_expected_by_the_measured_pace(open_world: Open) -> Non
         assert status["drain_rate"] > 0
         before = clock.now()
         found = await _ask(world, b"".join(line(f"c{n}") for n in range(300)))
-        assert found["expected_finish_at"] - before == pytest.approx(
-            300 / status["drain_rate"], abs=2
-        )
+        begun = found["expected_finish_at"] - 300 / status["drain_rate"]
+        assert before - 1 <= begun <= clock.now() + 1

@@ -46,20 +46,23 @@ def test_jitter_only_shortens() -> None:
 
 async def test_no_more_than_the_ceiling_at_once_and_the_lower_lane_first() -> None:
     """Whoever came later on a better lane goes before those who wait."""
-    gate, order, peak = Gate(2), [], 0
+    gate, order, peak, all_wait = Gate(2), [], 0, anyio.Event()
 
     async def call(name: str, lane: int) -> None:
         nonlocal peak
         async with gate.enter(lane):
             peak = max(peak, gate.active)
             order.append(name)
-            await anyio.sleep(0.01)
+            await all_wait.wait()
 
     async with anyio.create_task_group() as tasks:
         for n in range(4):
             tasks.start_soon(call, f"batch-{n}", 2)
         await checkpoint()
         tasks.start_soon(call, "interactive", 0)
+        while gate.waiting < 3:
+            await checkpoint()
+        all_wait.set()
     assert peak == 2
     assert order == ["batch-0", "batch-1", "interactive", "batch-2", "batch-3"]
     assert (gate.active, gate.waiting) == (0, 0)
@@ -67,20 +70,31 @@ async def test_no_more_than_the_ceiling_at_once_and_the_lower_lane_first() -> No
 
 async def test_too_fast_halves_once_and_rests() -> None:
     """All 429s of one moment count once; nothing starts before the rest is over; it grows back."""
-    gate = Gate(8)
+    now = [1000.0]
+    gate = Gate(8, now=lambda: now[0])
     for _ in range(5):
-        gate.throttled(0.05)
+        gate.throttled(60)
     assert gate.limit == 4
     with anyio.move_on_after(0.02) as early:
         async with gate.enter():
             pass
     assert early.cancelled_caught
-    with anyio.fail_after(1):
+    now[0] += 60
+    with anyio.fail_after(60):
         async with gate.enter():
             pass
     for _ in range(200):
         gate.succeeded()
     assert gate.limit == 8
+
+
+async def test_who_waits_out_a_rest_is_woken() -> None:
+    """By nothing but the time."""
+    gate = Gate(1)
+    gate.throttled(0.01)
+    with anyio.fail_after(60):
+        async with gate.enter():
+            pass
 
 
 async def test_who_gives_up_waiting_takes_no_place() -> None:
@@ -102,6 +116,6 @@ async def test_who_gives_up_waiting_takes_no_place() -> None:
             await checkpoint()
             scope.cancel()
     assert (gate.active, gate.waiting) == (0, 0)
-    with anyio.fail_after(1):
+    with anyio.fail_after(60):
         async with gate.enter():
             assert gate.active == 1
