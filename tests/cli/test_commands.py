@@ -74,8 +74,7 @@ def test_results_follow_a_batch_that_runs(tidemill: Run, live: Server, tmp_path:
         "batches", "create", tidemill("files", "upload", "in.jsonl", *at).out.strip(), *at
     ).out.strip()
     tidemill("batches", "results", batch, "--follow", "-o", "all.jsonl", *at)
-    found = list(rows((tmp_path / "all.jsonl").read_bytes()))
-    assert found == ["1", "2", "3", "4"]
+    assert set(rows((tmp_path / "all.jsonl").read_bytes())) == {"1", "2", "3", "4"}
 
 
 def test_models_are_listed(tidemill: Run, live: Server) -> None:
@@ -188,7 +187,7 @@ def test_a_bad_setting_stops_with_one_sentence(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
     )
     assert done.returncode == 2, done.stderr
     assert named in done.stderr
@@ -206,7 +205,7 @@ def test_keys_that_are_none_open_no_server(tmp_path: Path, name: str, value: str
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
     )
     assert done.returncode == 2, done.stderr
     assert name in done.stderr
@@ -222,7 +221,7 @@ def test_a_bad_secret_is_not_shown(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
     )
     assert (done.returncode, "api_keys" in done.stderr) == (2, True)
     assert "very-secret" not in done.stdout + done.stderr
@@ -299,7 +298,7 @@ def test_completion_completes() -> None:
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
     )
     assert "plain,batches" in done.stdout
 

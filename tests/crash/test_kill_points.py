@@ -52,8 +52,13 @@ CANCEL = (
 )
 
 
-def _input(padding: int = 0) -> bytes:
-    """40 lines, one of which is refused; ``padding`` bytes are added to each."""
+def _input(padding: int = 0, *, slow_s: float = 0.02) -> bytes:
+    """40 lines, one of which is refused; ``padding`` bytes are added to each. The first dozen takes
+    no time, each of the others ``slow_s``."""
+
+    def text(no: int) -> str:
+        return "!status 400" if no == 7 else f"!sleep {slow_s if no >= 12 else 0}"
+
     rows = [
         {
             "custom_id": f"line-{no}",
@@ -62,9 +67,7 @@ def _input(padding: int = 0) -> bytes:
             "body": {
                 "model": "echo",
                 "user": "x" * padding,
-                "messages": [
-                    {"role": "user", "content": "!status 400" if no == 7 else "!sleep 0.02"}
-                ],
+                "messages": [{"role": "user", "content": text(no)}],
             },
         }
         for no in range(LINES)
@@ -73,7 +76,7 @@ def _input(padding: int = 0) -> bytes:
 
 
 def _client(server: Server) -> OpenAI:
-    return OpenAI(base_url=f"{server.base_url}/v1", api_key="-", max_retries=0, timeout=20)
+    return OpenAI(base_url=f"{server.base_url}/v1", api_key="-", max_retries=0, timeout=60)
 
 
 def _work(client: OpenAI, data: bytes, *, cancel: bool) -> None:
@@ -86,13 +89,13 @@ def _work(client: OpenAI, data: bytes, *, cancel: bool) -> None:
         batch = client.batches.retrieve(batch.id)
     if cancel:
         client.batches.cancel(batch.id)
-    for _ in range(1000):
+    for _ in range(5000):
         client.batches.retrieve(batch.id)
         time.sleep(0.02)
 
 
 def _await_death(server: Server) -> None:
-    for _ in range(500):
+    for _ in range(5000):
         if server.returncode is not None:
             return
         time.sleep(0.02)
@@ -100,7 +103,7 @@ def _await_death(server: Server) -> None:
 
 
 def _ended(client: OpenAI, id: str) -> Any:
-    for _ in range(1000):
+    for _ in range(5000):
         batch = client.batches.retrieve(id)
         if batch.status in _ENDED:
             return batch
@@ -140,7 +143,8 @@ def _check(server: Server, client: OpenAI, batch: Any, before: dict[str, bytes])
 def test_killed_here_nothing_is_lost(point: str, cancel: bool) -> None:
     """After a restart every batch ends by itself, as if nothing had happened."""
     # Small files are written in one go: only a large one is appended in several commits.
-    data = _input(100_000 if point.startswith("draft.append") else 0)
+    # What is to be cancelled must not end before it is.
+    data = _input(100_000 if point.startswith("draft.append") else 0, slow_s=2 if cancel else 0.02)
     env = {"TIDEMILL_CRASH_AT": point}
     with Server(batch_local_concurrency=4, log_level="warning", env=env) as server:
         with suppress(APIConnectionError, InternalServerError, NotFoundError, httpx.HTTPError):

@@ -51,11 +51,11 @@ def _input(lines: int = LINES, model: str = "big") -> bytes:
 
 
 def _client(server: Server) -> OpenAI:
-    return OpenAI(base_url=f"{server.base_url}/v1", api_key="-", max_retries=0, timeout=20)
+    return OpenAI(base_url=f"{server.base_url}/v1", api_key="-", max_retries=0, timeout=60)
 
 
 def _ended(client: OpenAI, id: str) -> Batch:
-    for _ in range(1000):
+    for _ in range(5000):
         batch = client.batches.retrieve(id)
         if batch.status in ("completed", "failed", "cancelled", "expired"):
             return batch
@@ -75,7 +75,7 @@ def _killed_and_ended(server: Server, content: bytes) -> tuple[OpenAI, Batch]:
             completion_window="24h",
         )
         _ended(client, batch.id)
-    for _ in range(500):
+    for _ in range(5000):
         if server.returncode is not None:
             break
         time.sleep(0.02)

@@ -42,7 +42,7 @@ def test_a_batch_runs_through_two_servers() -> None:
                 completion_window="24h",
                 metadata={"who": "me"},
             )
-            for _ in range(500):
+            for _ in range(5000):
                 batch = client.batches.retrieve(batch.id)
                 if batch.status == "completed":
                     break

@@ -60,7 +60,7 @@ def test_step_by_step(client: TidemillClient) -> None:
     batch = client.create_batch(
         input_file_id=file["id"], endpoint="/v1/chat/completions", metadata={"k": "v"}
     )
-    batch = client.wait_for_batch(batch["id"], poll_interval=0.05, timeout=30)
+    batch = client.wait_for_batch(batch["id"], poll_interval=0.05, timeout=120)
     assert client.get_batch(batch["id"]) == batch
     assert said(rows(client.download_file_content(batch["output_file_id"]))["a"]) == "tide"
     assert client.list_batches(limit=1)["data"][0]["id"] == batch["id"]
@@ -76,7 +76,7 @@ def test_step_by_step(client: TidemillClient) -> None:
 
 def test_rows_come_while_the_batch_runs(client: TidemillClient) -> None:
     """The first is here before the last is finished; in the end each is here once."""
-    lines = [chat("quick", "now"), chat("bad", "!status 418"), chat("slow", "!sleep 1 later")]
+    lines = [chat("quick", "now"), chat("bad", "!status 418"), chat("slow", "!sleep 4 later")]
     batch = client.create_batch(client.upload_file(jsonl(lines))["id"])
     found = []
     for row in client.results(batch["id"]):
@@ -91,7 +91,7 @@ def test_rows_come_while_the_batch_runs(client: TidemillClient) -> None:
 
 def test_a_wait_that_is_too_short_leaves_the_batch_alone(client: TidemillClient) -> None:
     """It can be cancelled, or waited for again."""
-    batch = client.create_batch(client.upload_file(jsonl([chat("a", "!sleep 0.5 x")]))["id"])
+    batch = client.create_batch(client.upload_file(jsonl([chat("a", "!sleep 3 x")]))["id"])
     with pytest.raises(WaitTimeout):
         client.wait_for_batch(batch["id"], poll_interval=0.05, timeout=0.1)
     assert client.wait_for_batch(batch["id"], poll_interval=0.05)["status"] == "completed"

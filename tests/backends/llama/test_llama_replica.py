@@ -48,7 +48,7 @@ async def one(engine: LlamaReplica, generation: Generation) -> Piece:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that the engine process does by itself."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110 - a child process has no event to wait on
             await asyncio.sleep(0.01)
 

@@ -42,7 +42,8 @@ async def test_answers_and_what_is_no_answer(
     """Only 2xx with a list is yes, only "there is no such route" is no."""
     if fault:
         world.fail("batches.list", times=-1, **fault)
-    async with server({"timeout_s": 0.4}) as house:
+    patience = {"timeout_s": 0.4} if fault.get("kind") == "hang" else {}
+    async with server(patience) as house:
         verdict = await house.server.providers.capability.ask("up")
         assert verdict.state == state
         assert verdict.reason
@@ -143,7 +144,7 @@ async def test_a_verdict_is_renewed_before_it_runs_out(server: Open, world: Prov
     """In the background: an upload never meets an old one."""
     async with server(batch_capability_ttl_hours=2 / 3600) as house:
         await house.upload(line("a"))
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while True:
                 if world.calls("batches.list") >= 3:
                     break

@@ -29,7 +29,7 @@ for (const [name, client] of Object.entries(clients)) {
     completion_window: "24h",
     metadata: { client: name },
   });
-  const deadline = Date.now() + 30_000;
+  const deadline = Date.now() + 120_000;
   while (!ended.has(batch.status)) {
     assert.ok(Date.now() < deadline, `${batch.id} is still ${batch.status}`);
     await sleep(20);
