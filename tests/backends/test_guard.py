@@ -201,7 +201,7 @@ async def test_a_line_that_waits_does_not_start_in_a_closing_batch(
     async def run(one: Lease) -> None:
         outcomes[one.custom_id] = await guarded.execute(one)
 
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run, first)
             while not inner.ran:
@@ -233,7 +233,7 @@ async def test_a_budget_is_used_to_its_last_unit(
         outcomes[one.custom_id] = await guarded.execute(one)
         await _settle(store, one, outcomes[one.custom_id])
 
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             for one in await lease(store, batch):
                 tasks.start_soon(run, one)

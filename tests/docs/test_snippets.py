@@ -73,7 +73,7 @@ def test_python_runs(live: Server, folder: Path, code: str) -> None:
     assert SHOWN_URL in code
     code = code.replace(SHOWN_URL, live.base_url).replace("api_key=…", 'api_key="none"')
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
@@ -84,7 +84,7 @@ def test_the_example_runs(live: Server, folder: Path) -> None:
     script = folder / "examples" / "sdk.py"
     script.write_text(script.read_text("utf-8").replace(SHOWN_URL, live.base_url), "utf-8")
     done = subprocess.run(
-        [sys.executable, script], cwd=folder, capture_output=True, text=True, timeout=60
+        [sys.executable, script], cwd=folder, capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr
     content = (ROOT / "examples" / "requests.jsonl").read_bytes()

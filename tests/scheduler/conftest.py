@@ -146,7 +146,7 @@ class World:
     ) -> BatchRecord:
         """Wait, woken by the batch's own signals, until the batch is terminal or as asked."""
         test = true or (lambda b: b.status in TERMINAL)
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while True:
                 current = await self.store.batches.get(batch.id, None)
                 assert current is not None

@@ -37,7 +37,7 @@ def running(engine: Arithmetic) -> Iterator[Loop[str]]:
         yield loop
     finally:
         loop.close()
-        thread.join(timeout=10)
+        thread.join(timeout=60)
         assert not thread.is_alive()
 
 
@@ -301,10 +301,10 @@ def test_the_thread_sleeps_until_there_is_work_and_ends_on_close() -> None:
     with running(engine) as loop:
         quick = ticket(1, [1, 2, 3])
         loop.submit(quick)
-        assert got(quick).ended.wait(10)
+        assert got(quick).ended.wait(60)
         again = ticket(2, [1, 1], limit=1)
         loop.submit(again)
-        assert got(again).ended.wait(10)
+        assert got(again).ended.wait(60)
     assert engine.closed
 
 

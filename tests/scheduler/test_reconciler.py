@@ -26,9 +26,9 @@ async def test_each_is_looked_at_until_it_says_that_it_ended() -> None:
     reconciler = Reconciler(look, {"up": 4})
     async with anyio.create_task_group() as tasks:
         await tasks.start(reconciler.run)
-        reconciler.watch(2, "up", 0.02)
+        reconciler.watch(2, "up", 0.2)
         reconciler.watch(1, "up")
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             await all_looked.wait()
         tasks.cancel_scope.cancel()
     assert looks[0] == 1
@@ -49,7 +49,7 @@ async def test_the_earlier_of_two_due_times_counts() -> None:
         reconciler.watch(1, "up", 60)
         reconciler.watch(1, "up", 0.01)
         reconciler.watch(1, "up", 30)
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             await looked.wait()
         tasks.cancel_scope.cancel()
 
@@ -77,7 +77,7 @@ async def test_a_slow_place_holds_up_nobody_else() -> None:
         for key in range(20):
             reconciler.watch(key, "slow")
             reconciler.watch(key, "fast")
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             await all_done.wait()
         tasks.cancel_scope.cancel()
     assert (peak["slow"], peak["fast"]) == (2, 3)

@@ -200,11 +200,11 @@ async def test_a_server_that_is_gone_is_reported_after_the_retries(kind: str) ->
     """With the schedule of a busy one."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    both = Both(f"http://127.0.0.1:{port}", kind)
-    with pytest.raises(ServerUnreachable, match=f"cannot be reached: http://127.0.0.1:{port}: "):
-        await both.list_files()
-    await both.close()
+        port = probe.getsockname()[1]  # ours, and nobody listens
+        both = Both(f"http://127.0.0.1:{port}", kind)
+        with pytest.raises(ServerUnreachable, match=f"be reached: http://127.0.0.1:{port}: "):
+            await both.list_files()
+        await both.close()
     assert both.naps == [1, 2, 4, 8, 16]
 
 

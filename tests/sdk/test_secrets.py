@@ -82,7 +82,7 @@ def test_no_secret_is_written_or_said(tmp_path: Path, log_format: str) -> None:
             log_level="debug",
             log_format=log_format,
         )
-        with server, httpx.Client(base_url=server.base_url, timeout=30) as client:
+        with server, httpx.Client(base_url=server.base_url, timeout=120) as client:
 
             def ask(method: str, path: str, key: str, **more: object) -> httpx.Response:
                 answer = client.request(

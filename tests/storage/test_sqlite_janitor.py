@@ -34,7 +34,7 @@ def _count(path: Path, table: str) -> int:
 
 async def _left(path: Path, n: int, *tables: str) -> None:
     """Wait until that many rows are left in each of the tables."""
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         # The janitor tells nobody that it is done.
         while any(_count(path, table) > n for table in tables):  # noqa: ASYNC110
             await anyio.sleep(0.02)

@@ -26,12 +26,12 @@ async def test_closing_waits_for_a_read_whose_caller_has_gone(tmp_path: Path) ->
 
     def read(conn: sqlite3.Connection) -> None:
         begun.set()
-        go_on.wait(10)
+        go_on.wait(60)
         conn.execute("SELECT 1").fetchone()
         done.set()
 
     task = asyncio.create_task(readers.run(read))
-    await anyio.to_thread.run_sync(begun.wait, 10)
+    await anyio.to_thread.run_sync(begun.wait, 60)
     task.cancel()
     await asyncio.wait([task])
     async with anyio.create_task_group() as tasks:

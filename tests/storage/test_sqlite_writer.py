@@ -48,10 +48,10 @@ class Held:
 
     def _hold(self, tx: Tx) -> None:
         self._inside.set()
-        assert self._free.wait(30)
+        assert self._free.wait(120)
 
     async def inside(self) -> None:
-        await asyncio.to_thread(self._inside.wait, 30)
+        await asyncio.to_thread(self._inside.wait, 120)
 
     async def let_go(self) -> None:
         self._free.set()

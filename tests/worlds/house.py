@@ -63,7 +63,7 @@ class House:
         """Upload and create."""
         return await self.create((await self.upload(*lines)).id, url)
 
-    async def until(self, batch_id: str, *statuses: str, within_s: float = 20) -> Batch:
+    async def until(self, batch_id: str, *statuses: str, within_s: float = 120) -> Batch:
         """Poll until the batch has one of the statuses; default: until it ended."""
         with anyio.fail_after(within_s):
             while True:

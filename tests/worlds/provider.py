@@ -791,7 +791,7 @@ class ProviderWorld:
     ) -> None:
         assert self._process is not None
         self._process.kill()  # it may be told to hang
-        self._process.wait(10)
+        self._process.wait(60)
         assert self._process.stdout is not None
         self._process.stdout.close()
 
@@ -799,7 +799,7 @@ class ProviderWorld:
         request = urllib.request.Request(
             self.url + "/_control", data=json.dumps(command).encode(), method="POST"
         )
-        urllib.request.urlopen(request, timeout=10).close()
+        urllib.request.urlopen(request, timeout=60).close()
 
     def reset(self) -> None:
         """Forget everything: files, batches, faults, counters."""
@@ -861,7 +861,7 @@ class ProviderWorld:
         request = urllib.request.Request(
             self.url + path, method=method, headers={"authorization": f"Bearer {API_KEY}"}
         )
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=60) as response:
             answer: dict[str, Any] = json.load(response)
             return answer
 

@@ -63,7 +63,7 @@ class Server:
         trace: TracebackType | None,
     ) -> None:
         if self._process is not None and self._process.returncode is None:
-            self.process.stop(timeout_s=20)
+            self.process.stop(timeout_s=60)
         self._clean()
 
     def _clean(self) -> None:
@@ -99,14 +99,14 @@ class Server:
         """Text of the latest start's log."""
         return self.log_path.read_text("utf-8", "replace")
 
-    def start(self, timeout_s: float = 60.0, **more_env: str) -> str:
+    def start(self, timeout_s: float = 120.0, **more_env: str) -> str:
         """Start; returns the base URL. Raises ``StartFailed`` with the server's last sentence."""
         self.starts += 1
         env = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
         self._process = ServerProcess(self.settings, self.log_path, {**env, **self.env, **more_env})
         return self._process.start(timeout_s)
 
-    def stop(self, timeout_s: float = 20.0) -> int:
+    def stop(self, timeout_s: float = 60.0) -> int:
         """SIGTERM and wait for the drain; returns the exit code."""
         return self.process.stop(timeout_s)
 
@@ -114,7 +114,7 @@ class Server:
         """SIGKILL, engines included."""
         self.process.kill()
 
-    def restart(self, timeout_s: float = 60.0, **more_env: str) -> str:
+    def restart(self, timeout_s: float = 120.0, **more_env: str) -> str:
         """Start again on the same store, after ``stop``, ``kill`` or a crash."""
         if self.returncode is None:
             self.stop()

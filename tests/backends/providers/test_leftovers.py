@@ -19,7 +19,7 @@ async def _held(world: ProviderWorld, purpose: str | None = None) -> int:
 
 
 async def _cleared(world: ProviderWorld, to: int = 0) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while True:
             if await _held(world) <= to:
                 return
