@@ -49,6 +49,7 @@ class Purchase:
         self, given: Services, who: Principal, endpoint: str, raw: bytes, model: str | None = None
     ) -> None:
         self._store = given.store
+        self._arrears = given.arrears
         self._key_id = who.key_id
         self._amount: int | None = None
         """Micro-units; None: no budget applies."""
@@ -61,7 +62,10 @@ class Purchase:
         self._turn = 0
 
     async def begin(self) -> bool:
-        """Reserve; False while what is in flight may use up a budget. Raises ``BudgetExceeded``."""
+        """Reserve; False while what is in flight may use up a budget.
+
+        Raises ``BudgetExceeded``, and ``StoreUnavailable`` where nothing can be booked."""
+        await self._arrears.pay(self._store)
         if self._amount is None or self._key_id is None:
             return True
         budget = self._store.budgets
@@ -79,10 +83,7 @@ class Purchase:
     async def settle(self, row: UsageRow | None) -> None:
         """Book what was used, if anything was, and give back what was reserved; once."""
         reservation, self._reservation = self._reservation, None
-        if row is not None:
-            await self._store.ledger.book([row], reservation=reservation)
-        elif reservation is not None:
-            await self._store.budgets.release(reservation)
+        await self._arrears.settle(self._store, row, reservation)
 
 
 def answered(given: Services, who: Principal, tokens: int) -> None:

@@ -13,6 +13,7 @@ from litestar.handlers.base import BaseRouteHandler
 from tidemill import access
 from tidemill.errors import BadRequest, Forbidden, TooLarge
 from tidemill.handlers import neighbours
+from tidemill.handlers.arrears import Arrears
 from tidemill.handlers.identity import LOCAL, Identities
 from tidemill.pace import Pace
 from tidemill.ports import Inference, ProviderDesk, Registry, Store
@@ -36,6 +37,8 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     prices: Catalogue = Catalogue()
     pace: Pace = msgspec.field(default_factory=Pace)
     """Requests and tokens per minute that interactive traffic has used."""
+    arrears: Arrears = msgspec.field(default_factory=Arrears)
+    """What interactive traffic used and nobody could book yet."""
     providers: ProviderDesk | None = None
     wait_rows: Callable[[int, float], Awaitable[bool]] | None = None
     """True when a batch (``seq``) has new result rows or another status; False after so many

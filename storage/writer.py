@@ -36,6 +36,9 @@ A = TypeVar("A")
 _GROUP = 512
 """Most callers of one transaction: bounds how long the first of them waits."""
 
+_RETRY_AFTER_S = 30.0
+"""A disk that is full stays so until somebody makes room."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -346,7 +349,9 @@ def _translated(exc: BaseException) -> BaseException:
     if isinstance(exc, sqlite3.IntegrityError):
         error: TidemillError = InvariantBroken(f"The store refused a change: {exc}.")
     elif isinstance(exc, sqlite3.Error):
-        error = StoreUnavailable(f"The store cannot be written: {exc}.")
+        error = StoreUnavailable(
+            f"The store cannot be written: {exc}.", retry_after_s=_RETRY_AFTER_S
+        )
     else:
         return exc
     error.__cause__ = exc

@@ -73,6 +73,7 @@ class Server:
             self.stop()
         assert self._stop_at is not None
         await self.runner.drain(max(0.0, self._stop_at - clock.monotonic()))
+        await self.services.arrears.close(self.store)
 
 
 @asynccontextmanager

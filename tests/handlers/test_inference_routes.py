@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 
 import anyio.lowlevel
@@ -13,6 +14,7 @@ from openai.types import Model
 from openai.types.chat import ChatCompletion
 
 from tests.handlers.world import HungUp, Open, World
+from tidemill.errors import StoreUnavailable
 from tidemill.types import Generation, Piece, UsageRow
 
 pytestmark = pytest.mark.anyio
@@ -227,6 +229,65 @@ async def test_a_client_that_leaves_while_the_engine_computes_is_billed(
     await running
     (row,) = await booked(world)
     assert (row.usage.input, row.usage.output) == (4, 2)
+
+
+class Disk:
+    """Fills the store's disk in front of every booking, until ``full`` is false."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full = True
+        ledger = world.services.store.ledger
+        book = ledger.book
+
+        async def booking(rows: Sequence[UsageRow], *, reservation: int | None = None) -> None:
+            if self.full:
+                raise StoreUnavailable("The store cannot be written: full.", retry_after_s=30)
+            await book(rows, reservation=reservation)
+
+        monkeypatch.setattr(ledger, "book", booking)
+
+
+async def test_a_full_disk_costs_what_was_in_flight_and_is_booked_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Computed answers are given; further ones are refused before they cost anything, with a time
+    to come again; once there is room each is booked once, by whoever comes first."""
+    disk = Disk(world, monkeypatch)
+    body = chat("!wait go one two")
+    answers: list[httpx.Response] = []
+
+    async def ask(**more: Any) -> None:
+        answers.append(await world.client.post("/v1/chat/completions", json={**body, **more}))
+
+    async with anyio.create_task_group() as tasks:
+        for more in ({}, {"stream": True}, {}):
+            tasks.start_soon(partial(ask, **more))
+        while await active(world) < 3:
+            assert (await world.client.get("/v1/batches")).status_code == 200
+        world.engine.gate("go").set()
+    assert [answer.status_code for answer in answers] == [200] * 3
+    for stream in (False, True):
+        refused = await world.client.post("/v1/chat/completions", json={**body, "stream": stream})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "30")
+        assert refused.json()["error"]["code"] == "store_unavailable"
+    disk.full = False
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(ask)
+    assert [answer.status_code for answer in answers] == [200] * 6
+    assert [row.usage.output for row in await booked(world)] == [2] * 6
+
+
+async def test_what_is_owed_is_booked_when_the_server_stops(
+    open_world: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If there is room again by then."""
+    async with open_world() as world:
+        disk = Disk(world, monkeypatch)
+        assert (await world.client.post("/v1/chat/completions", json=chat())).status_code == 200
+        disk.full = False
+    async with open_world() as again:
+        assert len(await booked(again)) == 1
 
 
 async def test_models_are_listed_and_retrieved(world: World) -> None:
