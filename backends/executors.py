@@ -54,6 +54,7 @@ class LocalExecutor:
                 lane=Lane.BATCH,
                 owner=lease.owner,
                 defaults=lease.params,
+                batch=lease.batch_id,
             )
         except Exception:
             # One line that meets a bug must not stop its batch: it may run again, then it fails.

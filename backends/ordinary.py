@@ -79,10 +79,12 @@ class OrdinaryRoutes:
         defaults: Any = None,
         model: str | None = None,
         booked: Callable[[str, Usage], None] | None = None,
+        batch: str | None = None,
     ) -> Outcome:
         """Run one request there; failures are a ``Refusal`` with the provider's own body.
 
-        ``booked`` is never told: what a provider computed of an answer, it says at its end."""
+        ``booked`` is never told: what a provider computed of an answer, it says at its end. Every
+        line of a batch is asked: what a provider computes is what it bills."""
         try:
             ours, fields = self._read(endpoint, body, model, defaults)
         except TidemillError as error:

@@ -85,6 +85,7 @@ class RoutedInference:
         defaults: Any = None,
         model: str | None = None,
         booked: Callable[[str, Usage], None] | None = None,
+        batch: str | None = None,
     ) -> Outcome:
         """Run one request where its model is served."""
         place = self._place(body, model)
@@ -98,6 +99,7 @@ class RoutedInference:
             defaults=defaults,
             model=model,
             booked=booked,
+            batch=batch,
         )
 
     def stream(

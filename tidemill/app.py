@@ -122,6 +122,8 @@ async def running(settings: Settings) -> AsyncGenerator[Server]:
                 permits=partial(permits, store.accounts),
             )
             fleet.on_room = runner.look_again
+            if engines.duplicates is not None:
+                engines.duplicates.on_wait = runner.look_again
             local = LocalBackend(
                 store,
                 runner,

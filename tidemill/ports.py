@@ -208,11 +208,13 @@ class Inference(Protocol):
         defaults: Any = None,
         model: str | None = None,
         booked: Callable[[str, Usage], None] | None = None,
+        batch: str | None = None,
     ) -> Outcome:
         """Run one request to its end. ``endpoint`` is canonical; failures are a ``Refusal``.
 
         ``model`` (a deployment in the URL) wins over the body's. ``booked`` is told model and usage
-        when the request is cancelled before its end, as far as they are known then."""
+        when the request is cancelled before its end, as far as they are known then. ``batch``: id
+        of the batch that the request is a line of."""
 
     def stream(
         self,

@@ -191,6 +191,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     deterministic: Annotated[
         bool, _row("Every answer is computed alone: the same text on every run, one at a time.")
     ] = False
+    answer_duplicates_once: Annotated[
+        bool,
+        _row("Lines of a batch that ask for the same, greedily, are computed once here."),
+    ] = True
     step_timeout_seconds: Annotated[
         float,
         _row("The engine is restarted when one step takes longer; 0 = never.", unit="s", ge=0),

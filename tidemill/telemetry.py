@@ -46,6 +46,11 @@ LINES_SETTLED = Counter(
     ("outcome",),
     registry=REGISTRY,
 )
+LINES_SHARED = Counter(
+    "tidemill_lines_shared",
+    "Batch lines that got the answer of an equal line of their batch.",
+    registry=REGISTRY,
+)
 BATCHES = Gauge(
     "tidemill_batches_active",
     "Batches that are not terminal, by status.",

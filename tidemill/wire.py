@@ -123,6 +123,9 @@ def batch_object(batch: BatchRecord) -> dict[str, Any]:
         "logos_execution": "logos" if local else "provider",
         "lines_rerun": batch.lines_rerun,
     }
+    if local:
+        # Prompt tokens that the engine found computed: a beginning shared, or a whole answer.
+        body["prefill_tokens_saved"] = usage.cached
     if batch.cost or batch.held or batch.max_cost is not None:
         body["tidemill_cost"] = {
             "amount": shown(batch.cost),

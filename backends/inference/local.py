@@ -12,6 +12,7 @@ import msgspec
 from tidemill import wire
 from tidemill.backends.inference import chat, completions, embeddings, responses, responses_stream
 from tidemill.backends.inference.decoding import decode, missing
+from tidemill.backends.inference.duplicates import Duplicates
 from tidemill.backends.inference.pieces import close, merged, unfinished, wholes
 from tidemill.backends.inference.plan import NO_PARAMS, Ask
 from tidemill.backends.inference.shapes import event
@@ -91,6 +92,9 @@ class LocalInference:
             cards[key].id: key for key in reversed(chatting) if cards[key].embeddings
         }
         self._limit = settings.max_decoding_length if settings is not None else 0
+        self.duplicates = (
+            Duplicates() if settings is None or settings.answer_duplicates_once else None
+        )
         # What holds where a batch says nothing.
         self._params = (
             BatchParams(deterministic=True)
@@ -132,10 +136,15 @@ class LocalInference:
     @property
     def capacities(self) -> Mapping[str, int]:
         """Lines that keep each engine busy: those that run and as many next in line; and how many
-        may be refused at once, because no engine serves their model."""
+        may be refused at once, because no engine serves their model. Lines that wait for the answer
+        of an equal one keep nobody busy."""
         return {_HERE: _REFUSED_AT_ONCE} | {
-            f"{_HERE}/{key}": _room(replica.status()) for key, replica in self._replicas.items()
+            f"{_HERE}/{key}": _room(replica.status(), self._waiting(replica))
+            for key, replica in self._replicas.items()
         }
+
+    def _waiting(self, replica: Replica) -> int:
+        return 0 if self.duplicates is None else self.duplicates.waiting[replica]
 
     def place(self, model: str, endpoint: str) -> str:
         """The engine that answers a line."""
@@ -157,11 +166,13 @@ class LocalInference:
         defaults: Any = None,
         model: str | None = None,
         booked: Booked | None = None,
+        batch: str | None = None,
     ) -> Outcome:
         """Run one request to its end; failures are a ``Refusal``.
 
         ``model`` wins over the body's. ``stream: true`` is refused: see ``stream``. With ``booked``
         the engine tells as it goes, so that a request that is cancelled is told by its tokens.
+        ``batch``: of its lines that ask for the same, one is computed.
         """
         try:
             if endpoint == EMBEDDINGS:
@@ -176,7 +187,10 @@ class LocalInference:
             generations = kind.plan(request, ask)
             parts: list[list[Piece]] = [[] for _ in generations]
             try:
-                pieces = await wholes(replica, generations, parts)
+                if batch is None or self.duplicates is None:
+                    pieces = await wholes(replica, generations, parts)
+                else:
+                    pieces = await self.duplicates.wholes(batch, replica, generations, parts)
             except TidemillError as error:
                 raise _as_asked(endpoint, error) from error.__cause__
             except asyncio.CancelledError:
@@ -277,9 +291,11 @@ class LocalInference:
         return replica, Ask(name, replica.card, lane, owner, params, self._limit, stream)
 
 
-def _room(status: ReplicaStatus) -> int:
+def _room(status: ReplicaStatus, waiting: int) -> int:
+    """``waiting`` lines come on top, up to three times as many as would run: each holds memory."""
     takes = status.state == "loaded" and status.takes_lines
-    return max(1, 2 * status.slots) if takes else 0
+    busy = max(1, 2 * status.slots)
+    return busy + min(waiting, 3 * busy) if takes else 0
 
 
 def _kind(endpoint: str) -> Any:

@@ -258,7 +258,7 @@ async def test_c18_results_go_to_disk_as_they_come(world: World, tmp_path: Path)
 async def test_c19_what_is_in_flight_is_bounded(open_world: Open) -> None:
     """Of many lines, only as many run as the pool has slots."""
     async with open_world(max_pool_size=3) as world:
-        data = b"".join(line(str(n), "!wait c19") for n in range(500))
+        data = b"".join(line(str(n), f"!wait c19 {n}") for n in range(500))
         batch = await world.create(data)
         while world.engine.status().active < 3:
             await world.client.get(f"/v1/batches/{batch['id']}/results", params={"wait": 1})

@@ -47,7 +47,7 @@ async def cancel(world: World, batch: dict[str, Any]) -> None:
 async def test_c64_cancel_in_mid_run(open_world: Open) -> None:
     """Lines in flight finish and are kept, the others say that they were cancelled."""
     async with open_world(batch_local_concurrency=3) as world:
-        data = b"".join(line(str(n), "!wait c64 done") for n in range(20))
+        data = b"".join(line(str(n), f"!wait c64 {n}") for n in range(20))
         batch = await world.create(data)
         await under_way(world, batch, 3)
         await cancel(world, batch)
@@ -127,7 +127,7 @@ async def test_c77_a_restart_runs_what_is_unanswered(open_world: Open) -> None:
     """And nothing else: answered lines are neither run nor booked again. With kill -9: see C75."""
     async with open_world(batch_local_concurrency=2) as world:
         batch = await world.create(
-            b"".join(line(str(n), "one" if n < 6 else "!wait c77 one") for n in range(10))
+            b"".join(line(str(n), "one" if n < 6 else f"!wait c77 {n}") for n in range(10))
         )
         await under_way(world, batch, 2)
         while (await world.client.get(f"/v1/batches/{batch['id']}")).json()["request_counts"][

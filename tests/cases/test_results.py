@@ -154,7 +154,7 @@ async def test_c54_an_expired_batch_keeps_what_was_finished(open_world: Open) ->
         world.engine.gate("c54").set()
         batch = await until_ended(world, batch)
         late = await world.create(
-            b"".join(line(str(n), "!wait late x" if n > 1 else "x") for n in range(30))
+            b"".join(line(str(n), f"!wait late {n}" if n > 1 else "x") for n in range(30))
         )
         await reached(world, late, 2, 2)
         await past_its_window(world, late)
@@ -206,7 +206,7 @@ async def test_c60_counts_reconcile_in_every_end(open_world: Open) -> None:
     mixed = b"".join(line(str(n), "!status 400" if n % 3 else "x") for n in range(40))
 
     def slow(gate: str) -> bytes:
-        return mixed + b"".join(line(f"s{n}", f"!wait {gate} x") for n in range(10))
+        return mixed + b"".join(line(f"s{n}", f"!wait {gate} {n}") for n in range(10))
 
     async with open_world(batch_local_concurrency=2) as world:
         completed = await ended(world, mixed)

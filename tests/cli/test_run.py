@@ -152,7 +152,7 @@ def test_a_server_that_cannot_start_is_explained(
 def test_ctrl_c_says_how_to_go_on_and_resume_does(tmp_path: Path) -> None:
     """Every line is answered once, whichever of the two runs it was."""
     (tmp_path / "in.jsonl").write_bytes(
-        jsonl(chat(str(n), "!sleep 2 x" if n else "x", model="my echo") for n in range(20))
+        jsonl(chat(str(n), f"!sleep 2 {n}" if n else "x", model="my echo") for n in range(20))
     )
     env = {k: v for k, v in os.environ.items() if not k.startswith(("TIDEMILL_", "LOGOS_"))}
     env["TIDEMILL_BATCH_LOCAL_CONCURRENCY"] = "2"

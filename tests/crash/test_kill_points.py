@@ -57,7 +57,7 @@ def _input(padding: int = 0, *, slow_s: float = 0.02) -> bytes:
     no time, each of the others ``slow_s``."""
 
     def text(no: int) -> str:
-        return "!status 400" if no == 7 else f"!sleep {slow_s if no >= 12 else 0}"
+        return "!status 400" if no == 7 else f"!sleep {slow_s if no >= 12 else 0} {no}"
 
     rows = [
         {

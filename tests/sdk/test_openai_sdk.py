@@ -148,7 +148,7 @@ def test_when_every_line_fails_there_is_only_an_error_file(plain: OpenAI) -> Non
 
 def test_cancel_in_mid_run_keeps_what_is_done(plain: OpenAI) -> None:
     """Every line is in exactly one of the two files, and the counts say so."""
-    batch = create(plain, upload(plain, "done", *["!sleep 2 done"] * 23))
+    batch = create(plain, upload(plain, "done", *(f"!sleep 2 {n}" for n in range(23))))
     while batch.request_counts is None or not batch.request_counts.completed:
         time.sleep(0.02)
         batch = plain.batches.retrieve(batch.id)

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.anyio
 
 HELLO = [{"role": "user", "content": "hello there"}]
 STANDARD = {"models": {"big": {"standard": "gpt-4.1"}, "vectors": {"standard": "embed"}}}
+MODELS = ("big", "echo")
 
 
 async def test_one_base_url_serves_everything(server: Open, world: ProviderWorld) -> None:
@@ -149,3 +150,17 @@ async def test_a_stream_that_breaks_off_says_so(server: Open, world: ProviderWor
         assert len(seen) > 1
         answer = await house.client.chat.completions.create(model="big", messages=HELLO)  # type: ignore[arg-type]
         assert answer.choices[0].message.content == "echo: hello there"
+
+
+async def test_equal_lines_are_each_asked_of_a_provider(server: Open, world: ProviderWorld) -> None:
+    """What a provider computes it bills, and what it answers is its own affair: nothing is answered
+    from here, while equal lines of the model that runs here are."""
+    async with server(STANDARD) as house:
+        lines = [line(f"{model}{n}", "same", model=model) for n in range(6) for model in MODELS]
+        ended = await house.until((await house.start(*lines)).id)
+        rows = await house.rows(ended.output_file_id)
+        assert len(rows) == 12
+        booked = await house.server.store.ledger.usage(None, 0, 2**40)
+        assert len({(row.usage, row.cost) for row in booked if row.model == "big"}) == 1
+        assert sorted(row.usage.cached for row in booked if row.model == "echo") == [0] + [1] * 5
+    assert world.calls("chat.completions") == 6

@@ -220,7 +220,9 @@ async def test_a_cancel_meets_a_batch_on_its_way_here(server: Open, world: Provi
     problem = {"code": "model_not_found", "message": "The model went away.", "line": None}
     world.set(outcome={"status": "failed", "finish": 1, "problems": [problem]})
     async with server(provider_refresh_s=60.0) as house:
-        batch = await house.start(*(line(str(n), "!sleep 0.2", model="echo") for n in range(30)))
+        batch = await house.start(
+            *(line(str(n), f"!sleep 0.2 {n}", model="echo") for n in range(30))
+        )
         for _ in range(4):
             world.ask("GET", f"/v1/batches/{next(iter(world.state()['batches']))}")
         assert (await house.client.batches.cancel(batch.id)).status in ("cancelling", "cancelled")
