@@ -10,7 +10,7 @@ import anyio
 import msgspec
 
 from tidemill.backends.inference.pieces import close
-from tidemill.errors import EngineDown, ModelNotLoaded, TidemillError
+from tidemill.errors import EngineDown, ModelNotLoaded, SettingsError, TidemillError
 from tidemill.models import Wanted
 from tidemill.ports import Clock, Replica
 from tidemill.scheduler.residency import Resident
@@ -59,6 +59,7 @@ class Member:
         now: Clock,
     ) -> None:
         self.preload, self.embedding = wanted.preload, wanted.spec.embedding
+        self._entry = wanted.entry
         self.size = 0
         """Bytes; known after ``examine``."""
         self.state: ModelState = "unloaded"
@@ -121,8 +122,14 @@ class Member:
     # --- in and out of memory
 
     async def examine(self) -> int:
-        """Find its files and say what it takes, once."""
-        self.size = await self.engine.examine()
+        """Find its files and say what it takes, once. Raises ``SettingsError`` that names the entry
+        of the settings."""
+        try:
+            self.size = await self.engine.examine()
+        except SettingsError as exc:
+            if not self._entry:
+                raise
+            raise SettingsError(f"Bad value for setting 'models', {self._entry}: {exc}") from exc
         self._card = self.engine.card
         return self.size
 

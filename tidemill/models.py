@@ -46,6 +46,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     spec: EngineSpec
     preload: bool
+    entry: str = ""
+    """Where the settings name it, for who has to correct them; empty: in a setting of its own."""
 
 
 def parse(value: str) -> tuple[Model, ...]:
@@ -58,7 +60,9 @@ def parse(value: str) -> tuple[Model, ...]:
     except msgspec.DecodeError as exc:
         raise SettingsError(f"Bad value for setting 'models': not JSON ({exc}).") from exc
     if not isinstance(tables, list):
-        raise SettingsError("Bad value for setting 'models': it is a list of tables.")
+        raise SettingsError(
+            "Bad value for setting 'models': it is a list of tables, each under [[models]]."
+        )
     entries = tuple(_entry(no, table) for no, table in enumerate(tables, 1))
     named = [(entry.name, entry.embedding) for entry in entries if entry.name]
     for name, embedding in named:
@@ -81,9 +85,10 @@ def wanted(settings: Settings) -> tuple[Wanted, ...]:
     if settings.model or not entries:
         chat = Model(model=settings.model or DEFAULT, name=settings.model_name)
         found.append(Wanted(spec=_spec(chat, settings), preload=True))
-    for entry in entries:
+    for no, entry in enumerate(entries, 1):
         preload = not found if entry.preload is None else entry.preload
-        found.append(Wanted(spec=_spec(entry, settings), preload=preload))
+        where = _named(no, entry.name or entry.model)
+        found.append(Wanted(spec=_spec(entry, settings), preload=preload, entry=where))
     if settings.embedding_model:
         vectors = Model(
             model=settings.embedding_model,
@@ -97,14 +102,18 @@ def wanted(settings: Settings) -> tuple[Wanted, ...]:
 
 
 def _entry(no: int, table: Any) -> Model:
-    name = (table.get("name") or table.get("model")) if isinstance(table, dict) else None
-    where = f"entry {no}" + (f" ('{name}')" if isinstance(name, str) else "")
+    name = table.get("name") or table.get("model") if isinstance(table, dict) else None
+    where = _named(no, name)
     try:
         return msgspec.convert(table, Model)
     except msgspec.ValidationError as exc:
         reason, _, path = str(exc).partition(" - at `$.")
         key = f", key '{re.sub(r'[^a-z_0-9.].*', '', path)}'" if path else ""
         raise SettingsError(f"Bad value for setting 'models', {where}{key}: {reason}.") from exc
+
+
+def _named(no: int, name: Any) -> str:
+    return f"entry {no} ('{name}')" if isinstance(name, str) else f"entry {no}"
 
 
 def _spec(entry: Model, settings: Settings) -> EngineSpec:

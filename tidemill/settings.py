@@ -352,7 +352,7 @@ def load(
                 raise SettingsError(
                     f"Unknown setting '{name}' in {path}; see 'tidemill settings' for the names."
                 )
-            if name in ("models", "providers") and isinstance(value, list):
+            if name in ("models", "providers") and isinstance(value, list | dict):
                 value = msgspec.json.encode(value).decode()
             values[name], sources[name] = value, str(path)
 

@@ -56,7 +56,7 @@ def footprint(spec: EngineSpec, path: Path) -> Footprint:
         )
     for one in spec.adapters:
         file = Path(one.path).expanduser()
-        adapter = gguf.read(file)
+        adapter = gguf.read(file, "adapter")
         kind = adapter.meta.get("adapter.type")
         if adapter.meta.get("general.type") != "adapter" or kind != "lora":
             raise SettingsError(f"The adapter {file} is not a GGUF with a LoRA adapter.")

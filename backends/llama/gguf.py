@@ -53,15 +53,16 @@ class Header:
         return found if isinstance(found, str) else None
 
 
-def read(path: Path) -> Header:
-    """The header of a file. Raises ``SettingsError`` with one sentence when it has none."""
+def read(path: Path, what: str = "model") -> Header:
+    """The header of a file. Raises ``SettingsError`` with one sentence, which calls the file
+    ``what``, when it has none."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(data).header()
     except OSError as exc:
-        raise SettingsError(f"Cannot read {path}: {exc.strerror or exc}.") from exc
+        raise SettingsError(f"Cannot read the {what} {path}: {exc.strerror or exc}.") from exc
     except (struct.error, ValueError, KeyError, IndexError, OverflowError) as exc:
-        raise SettingsError(f"{path} is not a GGUF file, or it is cut off.") from exc
+        raise SettingsError(f"The {what} {path} is not a GGUF file, or it is cut off.") from exc
 
 
 class _Reader:

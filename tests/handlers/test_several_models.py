@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
+import httpx
 import pytest
+from anyio.lowlevel import checkpoint
 
 from tests.handlers.world import Open, World, line
 from tidemill.app import running
@@ -16,6 +20,7 @@ from tidemill.settings import Settings
 pytestmark = pytest.mark.anyio
 
 TWO = json.dumps([{"model": "x", "name": "echo"}, {"model": "y", "name": "other"}])
+LOADS_OF_OTHER = 'tidemill_model_loads_total{model="other",outcome="loaded"}'
 ONE_FITS = {"models": TWO, "memory_budget": 64}
 
 
@@ -25,10 +30,25 @@ async def states(world: World) -> dict[str, str]:
     return {model["id"]: model["state"] for model in models}
 
 
-async def say(world: World, model: str) -> Any:
+async def say(world: World, model: str, text: str = "hi") -> httpx.Response:
     """An interactive answer."""
-    body = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
+    body = {"model": model, "messages": [{"role": "user", "content": text}]}
     return await world.client.post("/v1/chat/completions", json=body)
+
+
+async def metric(world: World, series: str) -> float:
+    """One number of ``/metrics``; 0 where the series is not there."""
+    for row in (await world.client.get("/metrics")).text.splitlines():
+        if row.startswith(series):
+            return float(row.rpartition(" ")[2])
+    return 0.0
+
+
+async def until(world: World, true: Callable[[dict[str, Any]], bool]) -> None:
+    """Let the server go on until its replicas are so."""
+    with anyio.fail_after(20):
+        while not true((await world.client.get("/v1/pool/status")).json()["replicas"]):
+            await checkpoint()
 
 
 async def test_a_model_is_loaded_for_whoever_asks(open_world: Open) -> None:
@@ -45,15 +65,14 @@ async def test_a_model_is_loaded_for_whoever_asks(open_world: Open) -> None:
 async def test_lines_of_a_batch_are_grouped_by_model(open_world: Open) -> None:
     """Lines of both models in turn cost one swap, not one each; all are answered."""
     async with open_world(**ONE_FITS) as world:
-        before = await metric(world, 'tidemill_model_loads_total{model="other",outcome="loaded"}')
+        before = await metric(world, LOADS_OF_OTHER)
         lines = b"".join(
             line(f"{model}-{i}", model=model) for i in range(50) for model in ("other", "echo")
         )
         batch = await world.finished((await world.create(lines))["id"])
         assert batch["status"] == "completed"
         assert batch["request_counts"] == {"total": 100, "completed": 100, "failed": 0}
-        after = await metric(world, 'tidemill_model_loads_total{model="other",outcome="loaded"}')
-        assert after == before + 1
+        assert await metric(world, LOADS_OF_OTHER) == before + 1
 
 
 async def test_the_status_says_what_is_in_memory(open_world: Open) -> None:
@@ -75,9 +94,17 @@ async def test_a_model_beyond_the_budget_stops_the_start(tmp_path: Path) -> None
             pass
 
 
-async def metric(world: World, series: str) -> float:
-    """One number of ``/metrics``; 0 where the series is not there."""
-    for row in (await world.client.get("/metrics")).text.splitlines():
-        if row.startswith(series):
-            return float(row.rpartition(" ")[2])
-    return 0.0
+async def test_nothing_is_loaded_for_a_batch_that_was_cancelled(open_world: Open) -> None:
+    """It waited for a model that another one kept out; when there is room, nobody wants it."""
+    async with open_world(**ONE_FITS) as world, anyio.create_task_group() as tasks:
+        before = await metric(world, LOADS_OF_OTHER)
+        tasks.start_soon(say, world, "echo", "!wait gate")
+        await until(world, lambda status: status["echo"]["active"] == 1)
+        batch = await world.create(line(model="other"))
+        await until(world, lambda status: not status["echo"]["takes_lines"])
+        await world.client.post(f"/v1/batches/{batch['id']}/cancel")
+        assert (await world.finished(batch["id"]))["status"] == "cancelled"
+        await until(world, lambda status: status["echo"]["takes_lines"])
+        world.engine.gate("gate").set()
+        assert (await say(world, "echo")).status_code == 200
+        assert await metric(world, LOADS_OF_OTHER) == before

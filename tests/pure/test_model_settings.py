@@ -77,7 +77,7 @@ def test_tables_of_the_file_are_entries(tmp_path: Path) -> None:
     ("entries", "words"),
     [
         ("{", "setting 'models': not JSON"),
-        ({"model": "a"}, "it is a list of tables"),
+        ({"model": "a"}, r"it is a list of tables, each under \[\[models\]\]"),
         (["a"], r"entry 1: Expected `object`"),
         (
             [{"model": "a"}, {"name": "n"}],

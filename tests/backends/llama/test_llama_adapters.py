@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.worlds.adapters import lora
+from tidemill import models
+from tidemill.backends.fleet import Fleet
 from tidemill.backends.llama import gguf
 from tidemill.backends.llama.footprint import footprint
 from tidemill.backends.llama.llama_replica import LlamaReplica
 from tidemill.backends.llama.weights import resolve
 from tidemill.errors import EngineUnavailable, SettingsError
+from tidemill.settings import Settings
 from tidemill.types import Adapter, EngineSpec, Sampling
 
 pytestmark = pytest.mark.llama
@@ -78,6 +82,21 @@ def test_a_file_that_is_no_adapter_of_this_model_is_refused_with_a_sentence(
             footprint(spec, path)
     with pytest.raises(SettingsError, match="is no model but of type 'adapter'"):
         footprint(SPEC, lora(tmp_path / "a.gguf"))
+
+
+@pytest.mark.anyio
+async def test_a_file_that_is_missing_stops_the_start_and_names_its_entry() -> None:
+    """Also where its model is not to be loaded yet."""
+    entries = [
+        {"model": "smollm2", "preload": False, "name": "base"},
+        {"model": "smollm2", "name": "law", "adapters": [{"path": "gone.gguf"}]},
+    ]
+    wanted = models.wanted(Settings(models=json.dumps(entries)))
+    fleet = Fleet(wanted, LlamaReplica, budget=1 << 40)
+    words = r"'models', entry 2 \('law'\): Cannot read the adapter gone\.gguf: No such file"
+    with pytest.raises(SettingsError, match=words):
+        await fleet.load_first(strict=True)
+    assert fleet.members["base"].status().memory_bytes > 0
 
 
 @pytest.mark.anyio
