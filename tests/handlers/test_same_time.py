@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import sys
 from collections import Counter
@@ -27,13 +28,16 @@ OURS = str(Path(tidemill.__file__).parent)
 
 @contextmanager
 def called() -> Iterator[Counter[str]]:
-    """How often each function of the server was called on this thread; what the store's threads
-    do is the other test's to see."""
+    """How often each function of the server was called by this task, in which the application runs;
+    what the store's threads do is the other test's to see."""
     calls: Counter[str] = Counter()
+    ours = asyncio.current_task()
 
     def count(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(OURS):
+        if event != "call" or asyncio.current_task() is not ours:
+            return
+        if code.co_filename.startswith(OURS):
             calls[f"{code.co_filename.removeprefix(OURS)}:{code.co_qualname}"] += 1
 
     sys.setprofile(count)
