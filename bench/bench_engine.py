@@ -195,7 +195,7 @@ def main(arguments: list[str] | None = None) -> None:
     from tidemill.backends.llama.model import silence
     from tidemill.backends.llama.weights import resolve
 
-    log = silence(4)
+    silence(4)
     given_file = resolve("smollm2")
     model = laid_out(given_file, given.weights, on_gpu=False, threads=1, say=print)
     programs = llama_tools.build(given.tools.resolve()) if given.tools else None
@@ -264,7 +264,6 @@ def main(arguments: list[str] | None = None) -> None:
         long = lines(4 * slots, answer=4 * ANSWER)
         idle, beside = interactive(client, given.chats, place, long)
         print(f"first token, 95th percentile: {idle * 1e3:.0f} ms idle, {beside * 1e3:.0f} beside")
-    del log
     print(
         f"engine: {ratios['llama-server']}, {ratios['batched-bench']}, prefix {prefix}, "
         f"ttft {beside / idle:.2f} x idle"

@@ -40,7 +40,7 @@ def main() -> None:
     from tidemill.scheduler.steps import Chunk
     from tidemill.types import Sampling
 
-    log = silence(4)
+    silence(4)
     model = Model(resolve("smollm2"), 0)
     kind, _ = stepper_class()
     stepper = kind(model, slots=16, context=CONTEXT, threads=1, headroom=0)
@@ -93,7 +93,6 @@ def main() -> None:
         took = best_ms(partial(steps, ids), partial(begin, ids)) / 8
         print(f"a step of eight sequences, ids {name}: {took:.1f} ms")
     stepper.close()
-    del log
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = options.parse_args(arguments)
     from tidemill.backends.llama.model import silence
 
-    log = silence(4)
+    silence(4)
     layouts = {name: Layout(name, given.model) for name in LAYOUTS}
     for _ in range(given.repetitions):
         for layout in layouts.values():
@@ -141,7 +141,6 @@ def main(arguments: list[str] | None = None) -> None:
         )
     print(f"{'in 16s':41}   " + perplexity(layouts["as-is"].losses(text, 16), base))
     print(f"tokens/s on one thread; perplexity over {len(base)} tokens of prose.txt")
-    del log
 
 
 if __name__ == "__main__":

@@ -242,7 +242,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sock = socket.socket(fileno=int(sys.argv[1]))
-    log = silence(ERROR)
+    silence(ERROR)
     outbox = Outbox(sock)
     body = m.read_frame(sock)
     load = m.question(body) if body is not None else None
@@ -259,7 +259,6 @@ def main() -> None:
     threading.Thread(target=child.compute, name="engine", daemon=True).start()
     while (body := m.read_frame(sock)) is not None:
         child.handle(m.question(body))
-    del log
     os._exit(0)  # no farewell to threads that may be deep in a computation
 
 

@@ -158,12 +158,15 @@ def quick_look(path: Path) -> int | None:
     return int(buffer.value) if n > 0 and buffer.value.isdigit() else None
 
 
-def silence(level: int) -> Any:
-    """Send llama.cpp's log lines of ``level`` and worse (3 = warning, 4 = error) to standard error
-    and drop the others.
+_callback: Any = None
+"""What llama.cpp calls for every line, as long as the process lives: it may log at any time, and
+keeps no reference of its own."""
 
-    Returns the callback, which must be kept alive.
-    """
+
+def silence(level: int) -> None:
+    """Send llama.cpp's log lines of ``level`` and worse (3 = warning, 4 = error) to standard error
+    and drop the others, from now on."""
+    global _callback
     ggml_continue = 5
     last = [0]
 
@@ -176,4 +179,4 @@ def silence(level: int) -> Any:
             sys.stderr.flush()
 
     C.llama_log_set(log, ctypes.c_void_p(0))
-    return log
+    _callback = log  # and only now may the one before it go

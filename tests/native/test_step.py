@@ -35,11 +35,10 @@ SIZES = {
 @pytest.fixture(scope="module")
 def model() -> Iterator[Model]:
     """The weights, loaded into this process."""
-    log = silence(4)
+    silence(4)
     model = Model(resolve("smollm2"), 0)
     yield model
     model.close()
-    del log
 
 
 def address(pointer: object) -> int:

@@ -33,8 +33,7 @@ def model() -> Iterator[Any]:
     """The weights, loaded into this process, for tests below the replica."""
     from tidemill.backends.llama.model import Model, silence
 
-    log = silence(4)
+    silence(4)
     model = Model(resolve("smollm2"), 0)
     yield model
     model.close()
-    del log

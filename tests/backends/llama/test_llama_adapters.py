@@ -37,7 +37,7 @@ def logits(adapters: Sequence[Adapter] = ()) -> NDArray[np.float32]:
     from tidemill.backends.llama.stepper import Stepper
     from tidemill.scheduler.steps import Chunk
 
-    log = silence(4)
+    silence(4)
     model = Model(resolve("smollm2"), 0, adapters)
     stepper = Stepper(model, slots=1, context=64, threads=1, headroom=0)
     stepper.open()
@@ -49,7 +49,6 @@ def logits(adapters: Sequence[Adapter] = ()) -> NDArray[np.float32]:
     found = np.ctypeslib.as_array(C.llama_get_logits(stepper._ctx), shape=(model.n_vocab,)).copy()
     stepper.close()
     model.close()
-    del log
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,13 @@ def said() -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of the test's own; llama.cpp silent."""
     from tidemill.backends.llama.model import silence
 
-    log = silence(4)
+    silence(4)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    yield tmp_path / "tidemill" / "weights"
-    del log
+    return tmp_path / "tidemill" / "weights"
 
 
 def lay_out(
