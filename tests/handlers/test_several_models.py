@@ -21,6 +21,7 @@ pytestmark = pytest.mark.anyio
 
 TWO = json.dumps([{"model": "x", "name": "echo"}, {"model": "y", "name": "other"}])
 LOADS_OF_OTHER = 'tidemill_model_loads_total{model="other",outcome="loaded"}'
+NAMES = ("echo", "other")
 ONE_FITS = {"models": TWO, "memory_budget": 64}
 
 
@@ -66,9 +67,7 @@ async def test_lines_of_a_batch_are_grouped_by_model(open_world: Open) -> None:
     """Lines of both models in turn cost one swap, not one each; all are answered."""
     async with open_world(**ONE_FITS) as world:
         before = await metric(world, LOADS_OF_OTHER)
-        lines = b"".join(
-            line(f"{model}-{i}", model=model) for i in range(50) for model in ("other", "echo")
-        )
+        lines = b"".join(line(f"{model}-{i}", model=model) for i in range(50) for model in NAMES)
         batch = await world.finished((await world.create(lines))["id"])
         assert batch["status"] == "completed"
         assert batch["request_counts"] == {"total": 100, "completed": 100, "failed": 0}
@@ -92,6 +91,20 @@ async def test_a_model_beyond_the_budget_stops_the_start(tmp_path: Path) -> None
     with pytest.raises(SettingsError, match=r"'echo' needs about 64 MiB, more than .* of 63 MiB"):
         async with running(settings):
             pass
+
+
+async def test_a_batch_over_several_models_goes_on_after_a_restart(open_world: Open) -> None:
+    """Its lines stand at the places of their models again, and each runs once."""
+    async with open_world(**ONE_FITS) as world, anyio.create_task_group() as tasks:
+        tasks.start_soon(say, world, "echo", "!wait gate")
+        await until(world, lambda status: status["echo"]["active"] == 1)
+        lines = b"".join(line(f"{model}-{i}", model=model) for i in range(20) for model in NAMES)
+        batch = await world.create(lines)
+        await until(world, lambda status: not status["echo"]["takes_lines"])
+        tasks.cancel_scope.cancel()
+    async with open_world(**ONE_FITS) as world:
+        batch = await world.finished(batch["id"])
+    assert batch["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
 
 
 async def test_nothing_is_loaded_for_a_batch_that_was_cancelled(open_world: Open) -> None:
