@@ -28,6 +28,10 @@ from tidemill.types import (
 )
 
 _COME_AGAIN_S = 30
+_KEPT_LOADS = 5
+_KEPT_S = 60.0
+"""After a person used it, a model stays for so many times as long as loading it took, or for so
+long, whichever is less: a chat beside a batch for another model must not cost two loads a word."""
 _TOTALS = (
     "restarts", "tokens_generated", "tokens_prefilled", "tokens_reused", "parks", "resumes",
     "requeues", "refused",
@@ -74,7 +78,8 @@ class Member:
         """Totals of the engines that were unloaded."""
         self._busy = 0
         self._waiters: list[_Waiter] = []
-        self._used_at = self._turn_at = self._not_before = 0.0
+        self._used_at = self._kept_until = self._turn_at = self._not_before = 0.0
+        self._load_s = 0.0
         self._lines_at: float | None = None
         self._deadline = float("inf")
         self._failures = 0
@@ -98,6 +103,7 @@ class Member:
             state=self.state,
             busy=self._busy,
             used_at=self._used_at,
+            kept_until=self._kept_until,
             turn_at=self._turn_at,
             asked_at=min((waiter.since for waiter in self._waiters), default=None),
             lines_at=self._lines_at,
@@ -136,7 +142,7 @@ class Member:
     async def start(self) -> None:
         """Load it. Whoever waits for it is at work when this returns, or has the error when this
         raises; then it is not tried again for a while."""
-        self.state = "loading"
+        self.state, began_at = "loading", self._now()
         try:
             await self.engine.start()
         except BaseException as exc:
@@ -149,6 +155,7 @@ class Member:
         self._card = self.engine.card
         self.state, self.held, self._trouble, self._failures = "loaded", False, None, 0
         self._used_at = self._turn_at = self._now()
+        self._load_s = self._used_at - began_at
         for waiter in self._waiters:
             self._busy += 1
             waiter.granted = True
@@ -229,6 +236,8 @@ class Member:
         finally:
             self._busy -= 1
             self._used_at = self._now()
+            if lane is not Lane.BATCH:
+                self._kept_until = self._used_at + min(_KEPT_S, _KEPT_LOADS * self._load_s)
             if not self._busy:
                 self._stir()
 

@@ -33,6 +33,8 @@ class Resident(Record, frozen=True, kw_only=True):
     """Requests in flight; a model with any is never unloaded."""
     used_at: float = 0.0
     """When it last had something to do."""
+    kept_until: float = 0.0
+    """Lines of another model wait for it until then: a person used it and may come back."""
     turn_at: float = 0.0
     """When its lines' turn began."""
     asked_at: float | None = None
@@ -133,9 +135,12 @@ def _keep(one: Resident) -> tuple[bool, float, str]:
 
 
 def _turn_ends_at(one: Resident, waiting: Resident, turn_s: float, now: float) -> float:
-    """Until when a loaded model goes on taking lines although another one waits."""
-    if waiting.asked_at is not None or one.lines_at is None:
-        return now  # what it has in flight is finished in any case
+    """Until when a loaded model goes on taking lines although another one waits. What it has in
+    flight is finished in any case."""
+    if waiting.asked_at is not None:
+        return now
+    if one.lines_at is None:
+        return one.kept_until if waiting.deadline - now > URGENT_S else now
     if waiting.deadline < one.deadline and waiting.deadline - now <= URGENT_S:
         return now
     if one.deadline < waiting.deadline and one.deadline - now <= URGENT_S:

@@ -200,6 +200,24 @@ async def test_lines_that_wait_load_their_model() -> None:
         assert world.said == ["load a", "close a", "load b"]
 
 
+async def test_a_model_that_a_person_used_stays_a_while() -> None:
+    """Five times as long as its load took, a minute at most; lines of another one wait so long."""
+    async with World(a=6, b=6).up() as world:
+        for load_s, kept_s in ((2, 10), (40, 60)):
+            world.lets = anyio.Event()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(world.ask, "a")
+                await until(lambda: world.said[-1:] == ["load a"])
+                world.now += load_s
+                world.lets.set()
+            world.fleet.waits({"b": 1e9})
+            assert world.fleet.look() == world.now + kept_s
+            world.now += kept_s
+            world.fleet.look()
+            await until(lambda: world.states() == "UL")
+            world.fleet.waits({})
+
+
 async def test_a_model_that_cannot_be_loaded_says_why_and_is_tried_again_later() -> None:
     """Whoever asks meanwhile gets the reason at once; lines wait."""
     async with World(a=6).up() as world:

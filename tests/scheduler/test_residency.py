@@ -74,6 +74,21 @@ WORK = {"busy": 3, "lines_at": NOW - 50}
             id="a turn ends with its last line",
         ),
         pytest.param(
+            [one("a", kept_until=NOW + 9), one("b", "unloaded", **LINES)],
+            Moves(look_at=NOW + 9),
+            id="lines wait for somebody who may come back",
+        ),
+        pytest.param(
+            [one("a", kept_until=NOW + 9), one("b", "unloaded", deadline=NOW + 99, **LINES)],
+            Moves(unload=("a",)),
+            id="not near their deadline",
+        ),
+        pytest.param(
+            [one("a", kept_until=NOW + 9), one("b", "unloaded", asked_at=NOW)],
+            Moves(unload=("a",)),
+            id="and somebody who is there does not",
+        ),
+        pytest.param(
             [one("a", turn_at=NOW - 1, **WORK), one("b", "unloaded", asked_at=NOW)],
             Moves(hold=frozenset("a")),
             id="a person waits for no turn",
