@@ -13,7 +13,7 @@ from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from itertools import islice
+from itertools import chain, islice
 from typing import Generic, TypeVar
 
 from tidemill.errors import EngineLost, TidemillError
@@ -82,11 +82,12 @@ class Loop(Generic[C]):
         self._closing = False
         # From here on: the engine thread's own.
         self._live: dict[int, Sequence[C]] = {}
-        self._waiting: list[Sequence[C]] = []
+        self._waiting: list[list[Sequence[C]]] = [[] for _ in engine.limits.classes]
+        """By class, each in the order of their turns."""
         self._outside: list[Ticket[C]] = []
         """More than there are slots for; by lane, then arrival."""
-        self._full = False
-        """Memory ran out before the ids did: nobody enters until somebody leaves."""
+        self._full: set[int] = set()
+        """Classes whose memory ran out before the ids did: nobody enters until somebody leaves."""
         self._order = 0
         self._arrived = Counter[Lane]()
         self._alone = False
@@ -126,7 +127,7 @@ class Loop(Generic[C]):
             while self._collect():
                 self.turn()
         finally:
-            for sequence in [*self._live.values(), *self._waiting]:
+            for sequence in [*self._live.values(), *chain(*self._waiting)]:
                 self._drop(sequence)
                 sequence.answer.fail(EngineLost("The engine was stopped."))
                 sequence.answer.close()
@@ -159,22 +160,26 @@ class Loop(Generic[C]):
         """One errand and one step, where there are any, and one flush."""
         if self._errands.pending():
             self._errands.run_one(self._errand_rows())
-        if self._live or self._waiting:
+        if self._live or any(self._waiting):
+            self._rehouse()
             entrants = self._entrants()
             candidates = [s.candidate() for s in (*self._live.values(), *entrants)]
             step = plan(candidates, self._engine.limits, alone=self._alone)
             self._alone = not step.alone
             self._watch([*(rows.key for rows in step.rows), *step.displace])
             chunks = self._prepare(step, entrants)
-            seen = self._engine.step(chunks)
-            self._watch(())
-            self._observe(chunks, seen)
+            for ids in self._engine.limits.ids:
+                if some := [chunk for chunk in chunks if chunk.seq in ids]:
+                    self._watch([chunk.key for chunk in some])
+                    seen = self._engine.step(some)
+                    self._watch(())
+                    self._observe(some, seen, ids)
         self._flush(self.gauges())
 
     def _errand_rows(self) -> int:
         """An errand lengthens the step as prompts do, and has their budget."""
         limits = self._engine.limits
-        sequences = (*self._live.values(), *self._waiting[:1])
+        sequences = (*self._live.values(), *(waiting[0] for waiting in self._waiting if waiting))
         felt = any(s.lane is Lane.INTERACTIVE for s in sequences)
         return limits.prefill_shared if felt else limits.prefill
 
@@ -186,7 +191,7 @@ class Loop(Generic[C]):
                 or self._inbox
                 or self._cancels
                 or self._live
-                or self._waiting
+                or any(self._waiting)
                 or self._errands.pending()
             ):
                 self._bell.wait()
@@ -201,6 +206,7 @@ class Loop(Generic[C]):
     def _take_in(self) -> None:
         """Give a slot to everybody who arrived, as far as there are any."""
         self._outside.sort(key=lambda ticket: ticket.lane)
+        limits = self._engine.limits
         taken = 0
         for ticket in self._outside:
             slot = self._slots.reserve(ticket.lane)
@@ -208,9 +214,10 @@ class Loop(Generic[C]):
                 break
             taken += 1
             self._order += 1
-            epoch = self._arrived[ticket.lane] // (EPOCH * self._engine.limits.slots)
+            epoch = self._arrived[ticket.lane] // (EPOCH * limits.slots)
             self._arrived[ticket.lane] += 1
-            insort(self._waiting, Sequence(ticket, self._order, epoch, slot))
+            sequence = Sequence(ticket, self._order, epoch, slot=slot, limits=limits)
+            insort(self._waiting[sequence.klass], sequence)
         del self._outside[:taken]
 
     def _cancel(self, keys: set[int]) -> None:
@@ -219,15 +226,32 @@ class Loop(Generic[C]):
             ticket.answer.close()
         for key in keys & self._live.keys():
             self._retire(self._live[key])
-        for sequence in [s for s in self._waiting if s.key in keys]:
+        for sequence in [s for s in chain(*self._waiting) if s.key in keys]:
             self._retire(sequence)
 
+    def _rehouse(self) -> None:
+        """Whoever has no room for its next token any more waits for an id of a longer class; the
+        plan that follows may give it one at once."""
+        limits = self._engine.limits
+        for sequence in list(self._live.values()):
+            assert sequence.seq is not None
+            if limits.class_for(len(sequence.tokens)) > limits.class_of(sequence.seq):
+                sequence.outgrown = True
+                self._watch([sequence.key])
+                self._displace(sequence)
+                self._watch(())
+
     def _entrants(self) -> list[Sequence[C]]:
-        if self._full and self._live:
-            return []
-        slots = self._engine.limits.slots
-        some = islice(self._waiting, LOOK_AHEAD * slots)
-        return self._memory.entrants(some, slots - len(self._live))
+        limits = self._engine.limits
+        used = {sequence.seq for sequence in self._live.values()}
+        free = [sum(seq not in used for seq in ids) for ids in limits.ids]
+        entrants = []
+        for klass, waiting in enumerate(self._waiting):
+            if klass in self._full and free[klass] < limits.classes[klass].slots:
+                continue
+            some = islice(waiting, LOOK_AHEAD * limits.classes[klass].slots)
+            entrants += self._memory.entrants(some, sum(free[klass:]))
+        return entrants
 
     def _prepare(self, step: StepPlan, entrants: list[Sequence[C]]) -> list[Chunk[C]]:
         for key in step.displace:
@@ -247,7 +271,8 @@ class Loop(Generic[C]):
         return sorted(chunks, key=lambda chunk: chunk.seq)
 
     def _enter(self, sequence: Sequence[C], seq: int) -> None:
-        self._waiting.remove(sequence)
+        self._waiting[sequence.klass].remove(sequence)
+        sequence.outgrown = False
         fresh = sequence.done == 0
         self._memory.enter(sequence, seq)
         self._live[sequence.key] = sequence
@@ -257,13 +282,13 @@ class Loop(Generic[C]):
             sequence.answer.reused(reused)
         sequence.started = True
 
-    def _observe(self, chunks: list[Chunk[C]], seen: Observation) -> None:
+    def _observe(self, chunks: list[Chunk[C]], seen: Observation, ids: range) -> None:
         if seen.fate == "no_room":
-            self._make_room()
+            self._make_room(ids)
             return
         if seen.fate == "lost":
-            self._memory.lost()
-            for sequence in list(self._live.values()):
+            self._memory.lost(ids)
+            for sequence in self._on(ids):
                 sequence.done = 0
                 self._retire(sequence, error=EngineLost(f"The engine failed: {seen.reason}."))
             return
@@ -290,15 +315,19 @@ class Loop(Generic[C]):
         if reason is not None:
             self._retire(sequence, reason=reason)
 
-    def _make_room(self) -> None:
-        """The engine's memory is full: what free ids remember goes first, then the youngest of the
-        lowest lane gives way. One that is the last and still does not fit has used up its
+    def _on(self, ids: range) -> list[Sequence[C]]:
+        return [sequence for sequence in self._live.values() if sequence.seq in ids]
+
+    def _make_room(self, ids: range) -> None:
+        """The memory of a class is full: what free ids remember goes first, then the youngest of
+        the lowest lane gives way. One that is the last and still does not fit has used up its
         context."""
-        if self._memory.make_room():
+        if self._memory.make_room(ids):
             return
-        victim = max(self._live.values())
-        if len(self._live) > 1:
-            self._full = True
+        here = self._on(ids)
+        victim = max(here)
+        if len(here) > 1:
+            self._full.add(self._engine.limits.ids.index(ids))
             self._displace(victim)
         else:
             self._retire(victim, reason="length")
@@ -320,7 +349,9 @@ class Loop(Generic[C]):
     def _back(self, sequence: Sequence[C]) -> None:
         del self._live[sequence.key]
         sequence.seq = None
-        insort(self._waiting, sequence)
+        # It may have had an id of a longer class than it asked for, and grown there.
+        sequence.klass = max(sequence.klass, self._engine.limits.class_for(len(sequence.tokens)))
+        insort(self._waiting[sequence.klass], sequence)
 
     def _retire(
         self,
@@ -330,7 +361,7 @@ class Loop(Generic[C]):
         error: TidemillError | None = None,
     ) -> None:
         """Over: finished, failed, or (with neither) cancelled."""
-        self._full = False
+        self._full.clear()
         self._drop(sequence)
         if error is not None:
             sequence.answer.fail(error)
@@ -343,5 +374,5 @@ class Loop(Generic[C]):
             self._memory.leave(sequence)
             del self._live[sequence.key]
         else:
-            self._waiting.remove(sequence)
+            self._waiting[sequence.klass].remove(sequence)
         self._slots.release(sequence.slot)

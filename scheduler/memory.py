@@ -150,21 +150,21 @@ class Memory(Generic[C]):
         sequence.seq, sequence.parked = None, True
         return True
 
-    def make_room(self) -> bool:
-        """Forget what free ids remember; False when there was nothing."""
-        free = [h for h, there in self._holders.items() if h >= 0 and isinstance(there, Kept)]
+    def make_room(self, ids: range) -> bool:
+        """Forget what free ones of these ids remember; False when there was nothing."""
+        free = [h for h, there in self._holders.items() if h in ids and isinstance(there, Kept)]
         for seq in free:
             self.clear(seq)
         return bool(free)
 
-    def lost(self) -> None:
-        """The engine threw its own memory away; what is on the side is still there."""
-        for seq in [holder for holder in self._holders if holder >= 0]:
+    def lost(self, ids: range) -> None:
+        """The engine threw the memory of these ids away; what is on the side is still there."""
+        for seq in ids:
             self._drop(seq)
 
     def close(self) -> None:
         """Forget everything."""
-        self.make_room()
+        self.make_room(range(self._engine.limits.slots))
         while self._aside:
             self._give_up_oldest()
 
@@ -205,14 +205,20 @@ class Memory(Generic[C]):
 
     def _best(self, sequence: Sequence[C], seq: int) -> tuple[int, int]:
         """Holder and length of the longest beginning that is computed; the id itself if it has as
-        much, else a live or free id, else the side. At least one token is left to compute."""
+        much, else a live or free id, else the side. At least one token is left to compute. A memory
+        is copied as a whole and then cut, so that one for which the id has no room is no use."""
         limit = len(sequence.tokens) - 1
+        limits = self._engine.limits
+        context = limits.classes[limits.class_of(seq)].context
         best = (0, 0, 0)
         for depth, holders in self._tree.matches(sequence.tokens, sequence.scope):
             if depth < best[0]:
                 break
             for holder in holders:
-                length = min(depth, self._holders[holder].done, limit)
+                there = self._holders[holder]
+                if there.done > context:
+                    continue
+                length = min(depth, there.done, limit)
                 rank = 2 if holder == seq else int(holder >= 0)
                 best = max(best, (length, rank, holder))
         return best[2], best[0]

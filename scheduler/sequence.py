@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from tidemill.scheduler.plan import Candidate
+from tidemill.scheduler.plan import Candidate, Limits
 from tidemill.scheduler.steps import Chunk, Ticket
 from tidemill.types import Lane
 
@@ -25,9 +25,11 @@ class Sequence(Generic[C]):
         "done",
         "epoch",
         "key",
+        "klass",
         "lane",
         "limit",
         "order",
+        "outgrown",
         "parked",
         "prompt_len",
         "reused",
@@ -38,10 +40,18 @@ class Sequence(Generic[C]):
         "tokens",
     )
 
-    def __init__(self, ticket: Ticket[C], order: int, epoch: int, slot: int) -> None:
+    def __init__(
+        self, ticket: Ticket[C], order: int, epoch: int, *, slot: int, limits: Limits
+    ) -> None:
         """``order``: arrival. ``epoch``: lines of one epoch may change places. ``slot``: the handle
         of its logical slot."""
         self.slot = slot
+        # One that is computed alone never moves: another context may round otherwise.
+        longest = len(limits.classes) - 1
+        need = len(ticket.prompt) + ticket.expected
+        self.klass = longest if ticket.alone else limits.class_for(need)
+        self.outgrown = False
+        """True while it waits for an id of a longer class than it had."""
         self.key, self.lane, self.order, self.epoch = ticket.key, ticket.lane, order, epoch
         self.tokens, self.prompt_len = list(ticket.prompt), len(ticket.prompt)
         self.limit, self.chooser, self.answer = ticket.limit, ticket.chooser, ticket.answer
@@ -60,6 +70,7 @@ class Sequence(Generic[C]):
             left=min(left, self._fixed()) if self.alone else left,
             decoding=left == 1 and len(self.tokens) > self.prompt_len,
             seq=self.seq,
+            klass=self.klass,
             alone=self.alone,
         )
 
@@ -82,13 +93,16 @@ class Sequence(Generic[C]):
         )
 
     def __lt__(self, other: Sequence[C]) -> bool:
-        """Who enters first: by lane; those that had begun; then by arrival, but lines of one epoch
-        in the order of their tokens, so that neighbours begin alike."""
+        """Who enters first: by lane; those that had to make way; then by arrival, but lines of one
+        epoch in the order of their tokens, so that neighbours begin alike. Those that have outgrown
+        a class come as if they were new: more of them follow, and those that need the longer class
+        from the start would never have their turn."""
         if self.lane != other.lane:
             return self.lane < other.lane
-        if self.started != other.started:
-            return self.started
-        if self.started or self.lane is Lane.INTERACTIVE:
+        made_way = self.started and not self.outgrown
+        if made_way != (other.started and not other.outgrown):
+            return made_way
+        if made_way or self.lane is Lane.INTERACTIVE:
             return self.order < other.order
         if self.epoch != other.epoch:
             return self.epoch < other.epoch

@@ -43,8 +43,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """What a step did.
 
     ``no_room``: nothing was computed, memory is as before. ``aborted``: the memory of the step's
-    sequences is undefined. ``lost``: the engine threw all its memory away and is usable again;
-    what was saved can still be loaded.
+    sequences is undefined. ``lost``: the engine threw all memory of the class away and is usable
+    again; what was saved can still be loaded.
     """
 
     fate: Fate = "done"
@@ -64,7 +64,7 @@ class Engine(Protocol[C]):
         """True when ``copy`` and ``trim`` work on this model; else they are never called."""
 
     def step(self, chunks: list[Chunk[C]]) -> Observation:
-        """Compute chunks that are sorted by sequence id."""
+        """Compute chunks of one class that are sorted by sequence id."""
 
     def forget(self, seq: int) -> None:
         """Drop the memory of a sequence id."""
@@ -73,7 +73,8 @@ class Engine(Protocol[C]):
         """Drop the memory of a sequence id from position ``length`` on."""
 
     def copy(self, source: int, to: int) -> bool:
-        """Give an id that has no memory what another one has; False: it could not."""
+        """Give an id that has no memory what another one has, which has room for that; False: it
+        could not."""
 
     def state_size(self, seq: int) -> int:
         """Bytes that ``save`` needs at most; 0: this memory cannot be saved now."""
@@ -112,7 +113,10 @@ class Ticket(msgspec.Struct, Generic[C], kw_only=True, eq=False):
     prompt: list[int]
     """At least one token."""
     limit: int
-    """Most tokens of the answer, at least one; prompt and answer fit the engine's context."""
+    """Most tokens of the answer, at least one; prompt and answer fit the engine's longest class."""
+    expected: int = 0
+    """Tokens of the answer for which there should be room at the start. If more come, it moves to a
+    longer class."""
     chooser: C
     answer: AnswerSink
     alone: bool = False

@@ -40,13 +40,17 @@ class Arithmetic:
         assert sum(len(c.tokens) for c in chunks) <= self.limits.rows
         seqs = [c.seq for c in chunks]
         assert seqs == sorted(set(seqs))
+        [klass] = {self.limits.class_of(seq) for seq in seqs}
+        ids, context = self.limits.ids[klass], self.limits.classes[klass].context
+        assert all(c.start + len(c.tokens) <= context for c in chunks)
         self.steps.append(chunks)
         fate: Fate = self.fates.pop(0) if self.fates else "done"
         needed = sum(len(m) for m in self.memory.values()) + sum(len(c.tokens) for c in chunks)
         if fate == "no_room" or needed > self.room:
             return Observation(fate="no_room")
         if fate == "lost":
-            self.memory.clear()
+            for seq in ids:
+                self.memory.pop(seq, None)
             return Observation(fate="lost", reason="as told")
         sampled = {}
         for chunk in chunks:
@@ -74,6 +78,7 @@ class Arithmetic:
     def load(self, seq: int, state: memoryview) -> bool:
         assert not self.memory.get(seq)
         self.memory[seq] = array("q", bytes(state)).tolist()
+        self._fits(seq)
         return True
 
     def trim(self, seq: int, length: int) -> None:
@@ -84,7 +89,12 @@ class Arithmetic:
         assert self.reuses
         assert not self.memory.get(to)
         self.memory[to] = list(self.memory[source])
+        self._fits(to)
         return True
+
+    def _fits(self, seq: int) -> None:
+        context = self.limits.classes[self.limits.class_of(seq)].context
+        assert len(self.memory[seq]) <= context
 
     def close(self) -> None:
         self.closed = True
@@ -134,11 +144,12 @@ def ticket(
     stop_after: int | None = None,
     alone: bool = False,
     scope: str = "",
+    expected: int = 0,
 ) -> Ticket[str]:
     """A completion whose answer is ``Collected``."""
     return Ticket(
         key=key, lane=lane, prompt=prompt, limit=limit, chooser="next",
-        answer=Collected(stop_after), alone=alone, scope=scope,
+        answer=Collected(stop_after), alone=alone, scope=scope, expected=expected,
     )  # fmt: skip
 
 

@@ -6,17 +6,20 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.scheduler.plan import Candidate, Limits, StepPlan, plan
+from tidemill.scheduler.plan import Candidate, Limits, SlotClass, StepPlan, plan
 from tidemill.types import Lane
 
 
 @st.composite
 def scenes(draw: st.DrawFn) -> tuple[list[Candidate], Limits]:
-    """Limits, and any candidates that a loop could hand in: ids unique and within the slots, those
-    that wait in the order of their turns, one of them alone at most."""
-    slots = draw(st.integers(1, 12))
+    """Limits, and any candidates that a loop could hand in: ids unique and within the slots, at
+    least of the class that the sequence needs, those that wait in the order of their turns, one of
+    them alone at most."""
+    sizes = draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))
+    slots = sum(sizes)
     limits = Limits(
         slots=slots,
+        split=tuple(SlotClass(slots=n, context=100 << k) for k, n in enumerate(sizes)),
         rows=slots + draw(st.integers(0, 600)),
         prefill=draw(st.integers(1, 600)),
         prefill_shared=draw(st.integers(1, 128)),
@@ -37,6 +40,7 @@ def scenes(draw: st.DrawFn) -> tuple[list[Candidate], Limits]:
                 left=1 if decoding else draw(st.integers(1, 2000)),
                 decoding=decoding,
                 seq=seq,
+                klass=draw(st.integers(0, len(sizes) - 1 if seq is None else limits.class_of(seq))),
             )
         )
     candidates.sort(key=lambda c: c.order)
@@ -59,9 +63,13 @@ def after(candidates: list[Candidate], step: StepPlan) -> dict[int, Candidate]:
 
 @given(scenes())
 def test_a_step_never_exceeds_its_rows_or_its_slots(scene: tuple[list[Candidate], Limits]) -> None:
-    """Rows stay within the batch, sequences within the slots, and each has an id to itself."""
+    """Rows stay within the batch, sequences within the slots, each has an id to itself, and of a
+    class with enough room."""
     candidates, limits = scene
     step = plan(candidates, limits)
+    needs = {c.key: c.klass for c in candidates}
+    for placed in (*step.admit, *step.move, *step.rows):
+        assert limits.class_of(placed.seq) >= needs[placed.key]
     assert sum(r.count for r in step.rows) <= limits.rows
     seqs = [r.seq for r in step.rows]
     assert len(seqs) == len(set(seqs)) <= limits.slots
@@ -93,21 +101,22 @@ def test_everybody_on_an_id_progresses(scene: tuple[list[Candidate], Limits]) ->
 
 @given(scenes())
 def test_ids_are_taken_lowest_first(scene: tuple[list[Candidate], Limits]) -> None:
-    """Admissions get the lowest free ids, so that the live ids stay dense; whoever is computed
-    alone gets the highest, out of the way."""
+    """Admissions get the lowest free ids of a class, so that the live ids stay dense; whoever is
+    computed alone gets the highest, out of the way."""
     candidates, limits = scene
     step = plan(candidates, limits)
     before = {c.seq for c in candidates if c.seq is not None}
-    free = [seq for seq in range(limits.slots) if seq not in before]
+    classes = [[seq for seq in ids if seq not in before] for ids in limits.ids]
     lonely = {c.key for c in candidates if c.alone}
     for a in step.admit:
-        if free:
+        if free := classes[limits.class_of(a.seq)]:
             assert a.seq == free.pop(-1 if a.key in lonely else 0)
 
 
 @given(scenes())
 def test_holes_are_filled_from_above(scene: tuple[list[Candidate], Limits]) -> None:
-    """A move goes down to the lowest free id; when moves are left, the shared ids are dense."""
+    """A move goes down to the lowest free id of its class; when moves are left, the shared ids of
+    each are dense."""
     candidates, limits = scene
     step = plan(candidates, limits)
     assert len(step.move) <= limits.moves
@@ -117,22 +126,27 @@ def test_holes_are_filled_from_above(scene: tuple[list[Candidate], Limits]) -> N
         seq = live[move.key].seq
         assert seq is not None
         assert move.seq < seq
+        assert limits.class_of(move.seq) == limits.class_of(seq)
         assert move.key not in seqs
         assert not live[move.key].alone
     if len(step.move) < limits.moves and not step.admit and not step.alone:
         taken = {r.seq for r in step.rows} | {c.seq for c in live.values() if c.alone}
-        rows = [r.seq for r in step.rows]
-        assert not rows or all(seq in taken for seq in range(max(rows)))
+        for ids in limits.ids:
+            rows = [r.seq for r in step.rows if r.seq in ids]
+            assert not rows or all(seq in taken for seq in ids if seq < max(rows))
 
 
 @given(scenes())
 def test_admissions_go_by_lane_then_arrival(scene: tuple[list[Candidate], Limits]) -> None:
-    """Whoever enters comes before whoever still waits; only one that is computed alone can be
-    passed by, while another has that turn."""
+    """Of those who need a class, whoever enters comes before whoever still waits; only one that is
+    computed alone can be passed by, while another has that turn."""
     candidates, limits = scene
     step = plan(candidates, limits)
-    waiting = sorted((c.lane, c.order, c.key) for c in candidates if c.seq is None)
-    assert [a.key for a in step.admit] == [key for _, _, key in waiting[: len(step.admit)]]
+    for klass in range(len(limits.classes)):
+        own = {c.key: c for c in candidates if c.seq is None and c.klass == klass}
+        waiting = sorted(own.values(), key=lambda c: (c.lane, c.order))
+        entered = [a.key for a in step.admit if a.key in own]
+        assert entered == [c.key for c in waiting[: len(entered)]]
     two = [
         Candidate(key=1, lane=Lane.BATCH, order=1, left=1, seq=0, alone=True),
         Candidate(key=2, lane=Lane.BATCH, order=2, left=1, alone=True),
@@ -143,34 +157,79 @@ def test_admissions_go_by_lane_then_arrival(scene: tuple[list[Candidate], Limits
 
 @given(scenes())
 def test_headroom_stays_free_of_batch_lines(scene: tuple[list[Candidate], Limits]) -> None:
-    """Nobody below INTERACTIVE enters into the headroom, yet one id is always open to them."""
+    """Nobody below INTERACTIVE enters into the headroom of a class, yet one id of each is always
+    open to them."""
     candidates, limits = scene
     step = plan(candidates, limits)
     live = after(candidates, step)
     admitted = {a.key for a in step.admit}
-    behind = [c for c in live.values() if c.lane is not Lane.INTERACTIVE]
-    if any(c.key in admitted for c in behind):
-        assert len(behind) <= max(1, limits.slots - limits.headroom)
+    seqs = {c.key: c.seq for c in candidates} | {a.key: a.seq for a in step.admit}
+    for ids in limits.ids:
+        behind = [c for c in live.values() if c.lane is not Lane.INTERACTIVE and seqs[c.key] in ids]
+        if any(c.key in admitted for c in behind):
+            assert len(behind) <= max(1, len(ids) - limits.headroom)
     if not live:
         assert not candidates
 
 
 @given(scenes())
 def test_interactive_waits_only_for_interactive(scene: tuple[list[Candidate], Limits]) -> None:
-    """An INTERACTIVE sequence that gets no id finds every id taken by its like."""
+    """An INTERACTIVE sequence that gets no id finds every id with enough room taken by its like."""
     candidates, limits = scene
     step = plan(candidates, limits)
     live = after(candidates, step)
-    if any(c.lane is Lane.INTERACTIVE and c.key not in live for c in candidates):
-        assert len(live) == limits.slots
-        assert all(c.lane is Lane.INTERACTIVE for c in live.values())
+    seqs = {c.key: c.seq for c in candidates} | {a.key: a.seq for a in step.admit}
+    lanes = {seqs[key]: c.lane for key, c in live.items()}
+    for c in candidates:
+        if c.lane is Lane.INTERACTIVE and c.key not in live:
+            for ids in limits.ids[c.klass :]:
+                assert all(lanes.get(seq) is Lane.INTERACTIVE for seq in ids)
+
+
+@given(scenes())
+def test_a_line_waits_only_for_ids_with_room(scene: tuple[list[Candidate], Limits]) -> None:
+    """Whoever below INTERACTIVE gets no id finds its class and all longer ones full up to the
+    headroom."""
+    candidates, limits = scene
+    step = plan(candidates, limits)
+    live = after(candidates, step)
+    seqs = {c.key: c.seq for c in candidates} | {a.key: a.seq for a in step.admit}
+    waiting = [c for c in candidates if c.key not in live and c.key not in step.displace]
+    solo = any(c.alone for c in live.values())
+    for c in waiting:
+        if c.lane is Lane.INTERACTIVE or (c.alone and solo):
+            continue
+        for klass, ids in enumerate(limits.ids):
+            here = [other for key, other in live.items() if seqs[key] in ids]
+            behind = sum(other.lane is not Lane.INTERACTIVE for other in here)
+            room = len(ids) > len(here) and behind < max(1, len(ids) - limits.headroom)
+            assert klass < c.klass or not room
+
+
+@given(scenes())
+def test_an_id_is_lent_only_while_nobody_needs_it(scene: tuple[list[Candidate], Limits]) -> None:
+    """When a line gets an id of a longer class than it needs, no line of its lane that does need
+    that class is left waiting."""
+    candidates, limits = scene
+    step = plan(candidates, limits)
+    by_key = {c.key: c for c in candidates}
+    entered = {a.key for a in step.admit}
+    for a in step.admit:
+        c, klass = by_key[a.key], limits.class_of(a.seq)
+        if c.lane is not Lane.INTERACTIVE and klass > c.klass:
+            assert not any(
+                w.seq is None and w.key not in entered and not w.alone
+                for w in candidates
+                if w.klass == klass and w.lane <= c.lane
+            )
 
 
 @given(scenes())
 def test_only_interactive_displaces_and_only_when_full(
     scene: tuple[list[Candidate], Limits],
 ) -> None:
-    """A displaced sequence is the youngest of the lowest lane, and its id is used at once."""
+    """A displaced sequence is the youngest of the lowest lane of its class, and its id is used at
+    once."""
     candidates, limits = scene
     step = plan(candidates, limits)
     displaced = [c for c in candidates if c.key in step.displace]
@@ -178,7 +237,9 @@ def test_only_interactive_displaces_and_only_when_full(
     for c in displaced:
         assert c.lane is not Lane.INTERACTIVE
         if not c.alone:
-            assert all((s.lane, s.order) < (c.lane, c.order) for s in stayed)
+            assert c.seq is not None
+            ids = limits.ids[limits.class_of(c.seq)]
+            assert all((s.lane, s.order) < (c.lane, c.order) for s in stayed if s.seq in ids)
             assert c.seq in {a.seq for a in step.admit}
     lanes = {c.key: c.lane for c in candidates}
     entered = [a for a in step.admit if lanes[a.key] is Lane.INTERACTIVE]
@@ -248,3 +309,26 @@ def test_a_full_engine_makes_way_for_interactive() -> None:
     step = plan([*live, chat], Limits(slots=3, rows=515, headroom=1))
     assert step.displace == (2,)
     assert [(a.key, a.seq) for a in step.admit] == [(4, 1)]
+
+
+def test_a_short_sequence_borrows_a_long_id_that_nobody_waits_for() -> None:
+    """With the short class full, it takes a free id of the long one; where a long sequence needs
+    that, somebody of the own class makes way for a person."""
+    limits = Limits(
+        slots=4, rows=516, headroom=1,
+        split=(SlotClass(slots=2, context=100), SlotClass(slots=2, context=1000)),
+    )  # fmt: skip
+    short = [
+        Candidate(key=1, lane=Lane.BATCH, order=1, left=1, decoding=True, seq=0),
+        Candidate(key=2, lane=Lane.BATCH, order=2, left=1, decoding=True, seq=1),
+    ]
+    long = Candidate(key=3, lane=Lane.BATCH, order=3, left=1, decoding=True, seq=2, klass=1)
+    more = Candidate(key=4, lane=Lane.BATCH, order=4, left=9)
+    assert [(a.key, a.seq) for a in plan([*short, more], limits).admit] == [(4, 2)]
+    assert plan([*short, long, more], limits).admit == ()
+    chat = Candidate(key=5, lane=Lane.INTERACTIVE, order=5, left=9)
+    assert [(a.key, a.seq) for a in plan([*short, long, chat], limits).admit] == [(5, 3)]
+    waits = Candidate(key=6, lane=Lane.INTERACTIVE, order=6, left=9, klass=1)
+    step = plan([*short, long, chat, waits], limits)
+    assert [(a.key, a.seq) for a in step.admit] == [(6, 3), (5, 1)]
+    assert step.displace == (2,)
