@@ -92,10 +92,12 @@ class Layout:
                     batch.token[i], batch.pos[i], batch.logits[i] = token, start + i, 1
                     batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
                 batch.n_tokens = len(part)
-                assert C.llama_decode(self.stepper._ctx, batch) == 0
+                assert C.llama_decode(self.stepper._contexts[0].handle, batch) == 0
                 C.llama_batch_free(batch)
                 shape = (len(part), self.model.n_vocab)
-                logits = np.ctypeslib.as_array(C.llama_get_logits(self.stepper._ctx), shape=shape)
+                logits = np.ctypeslib.as_array(
+                    C.llama_get_logits(self.stepper._contexts[0].handle), shape=shape
+                )
                 rows.append(logits.astype(np.float64))
             exact = np.concatenate(rows)[:-1]
             exact -= exact.max(axis=1, keepdims=True)

@@ -34,6 +34,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     gpu_layers: Annotated[int, Meta(ge=-1)] | None = None
     max_context_length: Annotated[int, Meta(ge=0)] | None = None
     slots: Annotated[int, Meta(ge=0, le=256)] | None = None
+    long_slots: Annotated[int, Meta(ge=0, le=256)] | None = None
     threads: Annotated[int, Meta(ge=0)] | None = None
     weights: Literal["auto", "as-is", "q8_0", "q4_0"] | None = None
     adapters: tuple[Adapter, ...] = ()
@@ -95,6 +96,7 @@ def wanted(settings: Settings) -> tuple[Wanted, ...]:
             embedding=True,
             max_context_length=0,
             slots=0,
+            long_slots=0,
             weights="as-is",
         )
         found.append(Wanted(spec=_spec(vectors, settings), preload=True))
@@ -124,6 +126,7 @@ def _spec(entry: Model, settings: Settings) -> EngineSpec:
         gpu_layers=_or(entry.gpu_layers, settings.gpu_layers),
         context_length=_or(entry.max_context_length, settings.max_context_length),
         slots=_or(entry.slots, settings.slots),
+        long_slots=_or(entry.long_slots, settings.long_slots),
         threads=_or(entry.threads, settings.threads),
         headroom=settings.interactive_headroom,
         step_timeout_s=settings.step_timeout_seconds,

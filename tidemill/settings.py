@@ -170,13 +170,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         int,
         _row(
             "Tokens one request may use; 0 = what the model was trained for, at most 8192, "
-            "and what 1 GiB holds for all slots.",
+            "and what 1 GiB holds for all slots together.",
             unit="tokens",
             ge=0,
         ),
     ] = 0
     slots: Annotated[
         int, _row("Sequences decoded together; 0 = 16 on a CPU, 64 on a GPU.", ge=0, le=256)
+    ] = 0
+    long_slots: Annotated[
+        int,
+        _row(
+            "Of the slots, how many hold a request of full length where memory does not let all; "
+            "0 = 2, or all when slots and length are both set.",
+            ge=0,
+            le=256,
+        ),
     ] = 0
     threads: Annotated[int, _row("Compute threads; 0 = cores - 1.", ge=0)] = 0
     interactive_headroom: Annotated[

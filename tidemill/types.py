@@ -806,6 +806,8 @@ class EngineSpec(Record, frozen=True, kw_only=True):
     gpu_layers: int = -1
     context_length: int = 0
     slots: int = 0
+    long_slots: int = 0
+    """Of the slots, those that hold the full context; the others may be shorter."""
     threads: int = 0
     headroom: int = 1
     """Slots that batch lines leave free."""

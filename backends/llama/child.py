@@ -113,19 +113,22 @@ class Child:
         template = (
             Template(model.template, bos=model.bos, eos=model.eos) if model.template else None
         )
-        size = Size(spec, model)
+        why_still = restriction(model)
+        size = Size(spec, model, moves=why_still is None)
+        first, *longer = size.classes
         kind, why = stepper_class()
         if why is not None:
             say(f"Steps are computed in Python: {why}")
         stepper = kind(
             model,
-            slots=size.slots,
-            context=size.context,
+            slots=first.slots,
+            context=first.context,
+            longer=tuple(longer),
             threads=threads,
             headroom=spec.headroom,
         )
-        if (why := restriction(model)) is not None and not spec.embedding:
-            say(f"Prompts are not shared and sequences not parked: {why}.")
+        if why_still is not None and not spec.embedding:
+            say(f"Prompts are not shared and sequences not parked: {why_still}.")
         self._embedder = Embedder(
             model,
             context=size.embedding_context,

@@ -35,7 +35,7 @@ class Footprint:
         size = Size(spec, self)
         self.context = size.embedding_context if spec.embedding else size.context
         """Tokens that one request may use."""
-        tokens = size.embedding_context + (0 if spec.embedding else size.slots * size.context)
+        tokens = size.embedding_context + (0 if spec.embedding else size.tokens)
         self.memory_bytes = (
             _weights(spec.weights, path, header)
             + sum(Path(one.path).expanduser().stat().st_size for one in spec.adapters)

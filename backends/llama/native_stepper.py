@@ -8,6 +8,7 @@ from typing import Any
 import llama_cpp
 from llama_cpp import llama_cpp as C
 
+from tidemill.backends.llama.context import Context
 from tidemill.backends.llama.model import Model
 from tidemill.backends.llama.sampling import Chooser, named_logprob
 from tidemill.backends.llama.stepper import Stepper
@@ -35,25 +36,25 @@ class NativeStepper(Stepper):
     step_type: Any = None
     choice_type: Any = None
 
-    def __init__(
-        self, model: Model, *, slots: int, context: int, threads: int, headroom: int
-    ) -> None:
-        super().__init__(model, slots=slots, context=context, threads=threads, headroom=headroom)
-        self._native: Any = None
-
-    def open(self) -> None:
-        """Make the context; also after one was lost."""
-        super().open()
-        self._native = self.step_type(self._ctx, self._threads)
+    def __init__(self, model: Model, **size: Any) -> None:
+        super().__init__(model, **size)
+        self._native: dict[Context, Any] = {}
 
     def close(self) -> None:
-        """Free the context."""
-        self._native = None
+        """Free the contexts."""
+        self._native.clear()
         super().close()
 
-    def _run(self, chunks: list[Chunk[Chooser]]) -> tuple[int, dict[int, Sampled]]:
-        rc, chosen = self._native.run(
-            [(c.seq, c.start, c.tokens, self._choice(c.chooser)) for c in chunks]
+    def _open(self, context: Context) -> None:
+        super()._open(context)
+        self._native[context] = self.step_type(context.handle, self._threads)
+
+    def _run(
+        self, context: Context, chunks: list[Chunk[Chooser]]
+    ) -> tuple[int, dict[int, Sampled]]:
+        first = context.first
+        rc, chosen = self._native[context].run(
+            [(c.seq - first, c.start, c.tokens, self._choice(c.chooser)) for c in chunks]
         )
         asked = (chunk for chunk in chunks if chunk.chooser is not None)
         return rc, {

@@ -14,6 +14,10 @@ from tidemill.errors import ContextLengthExceeded, RequestRefused, TidemillError
 from tidemill.scheduler.steps import Ticket
 from tidemill.types import Generation, Piece, Sampling, Usage
 
+EXPECTED = 128
+"""Tokens of an answer for which a sequence has room where it starts. Many clients ask for thousands
+at most and get a hundred; one that does become long moves on, which costs milliseconds."""
+
 Send = Callable[[Piece | TidemillError], None]
 
 
@@ -54,6 +58,7 @@ class Desk:
             lane=g.lane,
             prompt=prompt,
             limit=limit,
+            expected=min(limit, EXPECTED),
             chooser=chooser,
             answer=answer,
             scope=g.owner,

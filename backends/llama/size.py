@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Protocol
 
+from tidemill.scheduler.plan import SlotClass
 from tidemill.types import EngineSpec
 
 KV_BYTES = 1 << 30
@@ -12,6 +13,11 @@ KV_BYTES = 1 << 30
 machine's at most. It is written at the start, which takes a second or two for each gigabyte."""
 LONGEST_DEFAULT = 8192
 LONGEST_EMBEDDING = 2048
+SHORT = 2048
+"""Most tokens of a slot that has not the full context; most requests need less."""
+LONG_SLOTS = 2
+STEP = 256
+"""llama.cpp hands out memory in steps of so many tokens."""
 
 
 class Facts(Protocol):
@@ -26,18 +32,60 @@ class Facts(Protocol):
 
 
 class Size:
-    """Slots and context for this machine, where the spec leaves them open."""
+    """Slots and context for this machine, where the spec leaves them open.
 
-    def __init__(self, spec: EngineSpec, model: Facts) -> None:
+    Where the memory does not hold the full context for every slot, a few have it, and the others a
+    short one. What is set is kept: both numbers, and whoever sets both gets slots of one length.
+    """
+
+    def __init__(self, spec: EngineSpec, model: Facts, *, moves: bool = True) -> None:
+        """``moves``: a sequence can go on in another context. False: all slots are alike."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         budget = min(KV_BYTES, memory // 4) // max(1, model.kv_bytes_per_token)
         wanted = spec.context_length or min(model.n_ctx_train or LONGEST_DEFAULT, LONGEST_DEFAULT)
         context = min(wanted, model.n_ctx_train or wanted)
         slots = spec.slots or (64 if model.on_gpu else 16)
-        if not spec.slots and spec.context_length:
-            slots = max(1, min(slots, budget // context))
-        elif not spec.context_length:
-            # llama.cpp hands out memory in steps of 256 tokens.
-            context = max(256, min(context, budget // slots // 256 * 256))
-        self.slots, self.context = slots, context
+        both = bool(spec.slots and spec.context_length)
+        long = spec.long_slots or (slots if both else LONG_SLOTS)
+        split = None
+        if moves and long < slots and slots * context > budget:
+            split = _split(spec, slots, long, context, budget)
+        self.classes = split or (_alike(spec, slots, context, budget),)
+        """Shorter ones first."""
+        self.slots = sum(one.slots for one in self.classes)
+        self.context = self.classes[-1].context
+        """Tokens that one request may use."""
+        self.tokens = sum(one.slots * one.context for one in self.classes)
+        """All that the key-value caches hold."""
         self.embedding_context = max(1, min(wanted, model.n_ctx_train or wanted, LONGEST_EMBEDDING))
+
+
+def _alike(spec: EngineSpec, slots: int, context: int, budget: int) -> SlotClass:
+    if not spec.slots and spec.context_length:
+        slots = max(1, min(slots, budget // context))
+    elif not spec.context_length:
+        context = max(STEP, min(context, _whole(budget // slots)))
+    return SlotClass(slots=slots, context=context)
+
+
+def _split(
+    spec: EngineSpec, slots: int, long: int, context: int, budget: int
+) -> tuple[SlotClass, ...] | None:
+    """The long class has half of the memory at most, unless what is set needs more; None: there
+    would be no shorter one."""
+    if not spec.context_length:
+        context = max(STEP, min(context, _whole(budget // 2 // long)))
+    elif not spec.long_slots:
+        long = max(1, min(long, budget // 2 // context))
+    rest = budget - long * context
+    many = slots - long if spec.slots else max(0, min(slots - long, rest // STEP))
+    if many == 0:
+        return None
+    short = max(STEP, min(SHORT, _whole(rest // many)))
+    if short >= context:
+        return None
+    return SlotClass(slots=many, context=short), SlotClass(slots=long, context=context)
+
+
+def _whole(tokens: int) -> int:
+    return tokens // STEP * STEP

@@ -9,151 +9,133 @@ import numpy as np
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
+from tidemill.backends.llama.context import UBATCH, Context
 from tidemill.backends.llama.model import Model
 from tidemill.backends.llama.sampling import Chooser, token_logprob
-from tidemill.errors import EngineUnavailable
-from tidemill.scheduler.plan import Limits
+from tidemill.scheduler.plan import Limits, SlotClass
 from tidemill.scheduler.steps import Chunk, Observation, Sampled
 
-PREFILL = 512
+PREFILL = UBATCH
 MOVES = 2
 """Sequences that a step may move to a lower id: each takes some milliseconds and saves a pass over
 the weights in every step from then on."""
 
 
 class Stepper:
-    """A llama.cpp context and its batch. Used by one thread.
-
-    Each sequence id has its own part of the key-value memory, ``context`` tokens long.
-    """
+    """A llama.cpp context for each class of sequence ids, and a batch. Used by one thread."""
 
     def __init__(
-        self, model: Model, *, slots: int, context: int, threads: int, headroom: int
+        self,
+        model: Model,
+        *,
+        slots: int,
+        context: int,
+        threads: int,
+        headroom: int,
+        longer: tuple[SlotClass, ...] = (),
     ) -> None:
-        self._model, self._context, self._threads = model, context, threads
+        """``slots`` of ``context`` tokens each, and those of ``longer`` classes."""
+        self._model, self._threads = model, threads
         self.reuses = restriction(model) is None
         """False for a model whose memory of a sequence cannot be cut or moved."""
+        classes = (SlotClass(slots=slots, context=context), *longer)
+        total = sum(one.slots for one in classes)
         self.limits = Limits(
-            slots=slots,
-            rows=PREFILL + slots,
+            slots=total,
+            split=classes,
+            rows=PREFILL + total,
             prefill=PREFILL,
             headroom=headroom,
             moves=MOVES if self.reuses else 0,
         )
+        most = max(one.slots for one in classes)
+        self._contexts = [
+            Context(model, one, first=ids[0], most=most, rows=PREFILL + one.slots, threads=threads)
+            for one, ids in zip(classes, self.limits.ids, strict=True)
+        ]
         self._batch = _Batch(self.limits.rows)
-        self._copied = np.empty(0, dtype=np.uint8)
-        self._sources: set[int] = set()
-        self._targets: set[int] = set()
-        self._ctx: Any = None
+        self._copied = bytearray()
 
     def open(self) -> None:
-        """Make the context; raises ``EngineUnavailable`` when it does not fit into memory."""
-        params = C.llama_context_default_params()
-        slots = self.limits.slots
-        params.n_ctx = self._context * slots
-        params.n_seq_max = slots
-        params.n_batch = self.limits.rows
-        params.n_ubatch = PREFILL
-        params.n_threads = params.n_threads_batch = self._threads
-        params.flash_attn_type = C.LLAMA_FLASH_ATTN_TYPE_AUTO
-        params.kv_unified = False
-        params.no_perf = True
-        self._ctx = C.llama_init_from_model(self._model.handle, params)
-        if not self._ctx:
-            raise EngineUnavailable(
-                f"llama.cpp cannot make a context of {slots} slots with {self._context} tokens "
-                "each; set fewer slots or a shorter context."
-            )
-        self._model.adapt(self._ctx)
-        self._sources.clear()
-        self._targets.clear()
-        self._memory = C.llama_get_memory(self._ctx)
-        if not self._memory:
-            raise EngineUnavailable(
-                "This model does not generate text; name it as the embedding model instead."
-            )
+        """Make the contexts; raises ``EngineUnavailable`` when they do not fit into memory."""
+        for context in self._contexts:
+            self._open(context)
 
     def step(self, chunks: list[Chunk[Chooser]]) -> Observation:
-        """Compute the chunks and choose a token after each that has a chooser."""
+        """Compute chunks of one class and choose a token after each that has a chooser."""
+        context = self._at(chunks[0].seq)
         rows = sum(len(chunk.tokens) for chunk in chunks)
         # llama.cpp asserts this, and its assertions end the process.
-        assert 0 < rows <= self.limits.rows, f"{rows} rows in a step of {self.limits.rows}"
-        rc, sampled = self._run(chunks)
-        self._sources.clear()
-        self._targets.clear()
+        assert 0 < rows <= context.rows, f"{rows} rows in a step of {context.rows}"
+        rc, sampled = self._run(context, chunks)
+        context.stepped()
         if rc == 1:
             return Observation(fate="no_room")
         if rc == 2:
             return Observation(fate="aborted")
         if rc < 0:
-            C.llama_free(self._ctx)
-            self.open()
+            context.close()
+            self._open(context)
             return Observation(fate="lost", reason=f"llama_decode returned {rc}")
         return Observation(sampled=sampled)
 
     def forget(self, seq: int) -> None:
         """Drop the memory of a sequence id."""
-        C.llama_memory_seq_rm(self._memory, seq, -1, -1)
+        self._at(seq).trim(seq, -1)
 
     def trim(self, seq: int, length: int) -> None:
         """Drop the memory of a sequence id from position ``length`` on."""
-        C.llama_memory_seq_rm(self._memory, seq, length, -1)
+        self._at(seq).trim(seq, length)
 
     def copy(self, source: int, to: int) -> bool:
         """Give an id without memory what another one has."""
-        if self._model.on_gpu:
-            # Stays on the device, and copies the whole part of the memory whatever is in it. The
-            # next decode does it: until then neither part may be read or written from here.
-            if source in self._targets:
-                return False
-            C.llama_memory_seq_cp(self._memory, source, to, -1, -1)
-            self._sources.add(source)
-            self._targets.add(to)
-            return True
-        size = int(C.llama_state_seq_get_size(self._ctx, source))
+        here, there = self._at(source), self._at(to)
+        if self._model.on_gpu and here is there:
+            return here.copy(source, to)
+        size = here.state_size(source)
         if size > len(self._copied):
-            self._copied = np.empty(size, dtype=np.uint8)
-        state = _lent(self._copied.data)
-        written = C.llama_state_seq_get_data(self._ctx, state, size, source)
-        return bool(written and C.llama_state_seq_set_data(self._ctx, state, size, to))
+            self._copied = bytearray(size)
+        state = memoryview(self._copied)[:size]
+        return size > 0 and here.save(source, state) > 0 and there.load(to, state)
 
     def state_size(self, seq: int) -> int:
         """Bytes of a sequence's state; 0 where it cannot be saved, or not before the next step."""
-        if not self.reuses or seq in self._targets:
-            return 0
-        return int(C.llama_state_seq_get_size(self._ctx, seq))
+        return self._at(seq).state_size(seq) if self.reuses else 0
 
     def save(self, seq: int, to: memoryview) -> int:
         """Write a sequence's state; how many bytes it has."""
-        return int(C.llama_state_seq_get_data(self._ctx, _lent(to), len(to), seq))
+        return self._at(seq).save(seq, to)
 
     def load(self, seq: int, state: memoryview) -> bool:
         """Put a saved state onto a sequence id without memory."""
-        if seq in self._sources | self._targets:
-            return False
-        if C.llama_state_seq_set_data(self._ctx, _lent(state), len(state), seq):
-            return True
-        self.forget(seq)
-        return False
+        return self._at(seq).load(seq, state)
 
     def close(self) -> None:
-        """Free the context."""
-        if self._ctx:
-            C.llama_free(self._ctx)
-            self._ctx = None
+        """Free the contexts."""
+        for context in self._contexts:
+            context.close()
 
-    def _run(self, chunks: list[Chunk[Chooser]]) -> tuple[int, dict[int, Sampled]]:
+    def _open(self, context: Context) -> None:
+        """Make a context; also after it was lost."""
+        context.open()
+
+    def _at(self, seq: int) -> Context:
+        return self._contexts[self.limits.class_of(seq)]
+
+    def _run(
+        self, context: Context, chunks: list[Chunk[Chooser]]
+    ) -> tuple[int, dict[int, Sampled]]:
         """What ``llama_decode`` returns and, if that is 0, the chosen tokens by key."""
-        rc = int(C.llama_decode(self._ctx, self._batch.fill(chunks)))
-        return rc, self._sample(chunks) if rc == 0 else {}
+        rc = int(C.llama_decode(context.handle, self._batch.fill(chunks, context.first)))
+        return rc, self._sample(context, chunks) if rc == 0 else {}
 
-    def _sample(self, chunks: list[Chunk[Chooser]]) -> dict[int, Sampled]:
+    def _sample(self, context: Context, chunks: list[Chunk[Chooser]]) -> dict[int, Sampled]:
         asked = [chunk for chunk in chunks if chunk.chooser is not None]
         if not asked:
             return {}
         shape = (len(asked), self._model.n_vocab)
         # Rows of output in batch order; valid until the next decode.
-        logits = np.ctypeslib.as_array(C.llama_get_logits(self._ctx), shape=shape)
+        logits = np.ctypeslib.as_array(C.llama_get_logits(context.handle), shape=shape)
         greedy = logits.argmax(axis=1) if all(_is_greedy(chunk) for chunk in asked) else None
         sampled: dict[int, Sampled] = {}
         for i, chunk in enumerate(asked):
@@ -188,10 +170,6 @@ def _is_greedy(chunk: Chunk[Chooser]) -> bool:
     return chunk.chooser is not None and chunk.chooser.greedy
 
 
-def _lent(state: memoryview) -> Any:
-    return (ctypes.c_uint8 * len(state)).from_buffer(state)
-
-
 class _Batch:
     """A ``llama_batch`` over numpy arrays, filled without a Python loop over rows."""
 
@@ -215,15 +193,15 @@ class _Batch:
             logits=ctypes.cast(self._logits.ctypes.data, fields["logits"]),
         )
 
-    def fill(self, chunks: list[Chunk[Chooser]]) -> Any:
-        """The batch of these chunks."""
+    def fill(self, chunks: list[Chunk[Chooser]], first: int) -> Any:
+        """The batch of these chunks, for a context whose ids begin with ``first``."""
         at = 0
         self._logits[:] = 0
         for chunk in chunks:
             n = len(chunk.tokens)
             self._token[at : at + n] = chunk.tokens
             self._pos[at : at + n] = np.arange(chunk.start, chunk.start + n)
-            self._seq[at : at + n] = chunk.seq
+            self._seq[at : at + n] = chunk.seq - first
             at += n
             self._logits[at - 1] = chunk.chooser is not None
         self._batch.n_tokens = at

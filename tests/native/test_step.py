@@ -54,7 +54,7 @@ class NativeStepper(Stepper):
     def open(self) -> None:
         """Also after a context was lost."""
         super().open()
-        self._native = Step(self._ctx, self.threads)
+        self._native = Step(self._contexts[0].handle, self.threads)
         self._choices: dict[int, Choice] = {}
 
     def step(self, chunks: list[Chunk[Chooser]]) -> Observation:
@@ -206,7 +206,9 @@ def test_logprobs_match_a_float64_reference(model: Model) -> None:
     stepper.open()
     prompt = model.tokenize("The tide comes in and", special=True, parse=False)
     [(token, end, logprob, top)] = stepper._native.run([(0, 0, prompt, Choice(top=20))])[1]
-    raw = np.ctypeslib.as_array(C.llama_get_logits(stepper._ctx), shape=(model.n_vocab,))
+    raw = np.ctypeslib.as_array(
+        C.llama_get_logits(stepper._contexts[0].handle), shape=(model.n_vocab,)
+    )
     exact = raw.astype(np.float64) - raw.max()
     exact -= math.log(np.exp(exact).sum())
     order = np.lexsort((np.arange(model.n_vocab), -raw))[:20]
@@ -222,7 +224,7 @@ def test_a_step_that_llama_cpp_would_abort_on_is_refused_before(model: Model) ->
     stepper = NativeStepper(model, slots=1, context=256, threads=1, headroom=0)
     stepper.open()
     run = stepper._native.run
-    rows = int(C.llama_n_batch(stepper._ctx))
+    rows = int(C.llama_n_batch(stepper._contexts[0].handle))
     for chunks, message in (
         ([(0, 0, [1] * (rows + 1), None)], "more rows"),
         ([], "at least one row"),
@@ -234,7 +236,7 @@ def test_a_step_that_llama_cpp_would_abort_on_is_refused_before(model: Model) ->
     with pytest.raises(ValueError, match="address 0"):
         Step(0)
     with pytest.raises(ValueError, match="at least one thread"):
-        Step(stepper._ctx, 0)
+        Step(stepper._contexts[0].handle, 0)
     assert run([(0, 0, [1, 2, 3], None)]) == (0, [])
     assert run([(0, 3, [1] * (rows - 2), None)])[0] == 1, "no room is an answer"
     assert run([(0, 3, [model.n_vocab + 5], None)])[0] < 0, "and so is a bad token"

@@ -15,12 +15,17 @@ pytestmark = pytest.mark.llama
 MIB = 1 << 20
 
 
-def size(spec: EngineSpec, **model: Any) -> Any:
+def size(spec: EngineSpec, *, moves: bool = True, **model: Any) -> Any:
     """The size for a model of which only these facts matter."""
     from tidemill.backends.llama.size import Size
 
     facts = {"kv_bytes_per_token": 23_040, "n_ctx_train": 8192, "on_gpu": False, **model}
-    return Size(spec, SimpleNamespace(**facts))
+    return Size(spec, SimpleNamespace(**facts), moves=moves)
+
+
+def shape(size: Any) -> list[tuple[int, int]]:
+    """Slots and context of each class."""
+    return [(one.slots, one.context) for one in size.classes]
 
 
 def spec(**fields: Any) -> EngineSpec:
@@ -36,11 +41,38 @@ def large_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_default_keeps_the_cache_within_a_gibibyte() -> None:
-    """Sixteen slots share it; a large model gets less context, never less than one step."""
+    """Sixteen slots share it, two of them with the full context; a large model gets less context,
+    never less than one step."""
     small = size(spec())
-    assert (small.slots, small.context) == (16, 2816)
-    assert small.slots * small.context * 23_040 <= 1024 * MIB
-    assert size(spec(), kv_bytes_per_token=MIB).context == 256
+    assert (small.slots, small.context) == (16, 8192)
+    assert shape(small) == [(14, 2048), (2, 8192)]
+    assert small.tokens == 14 * 2048 + 2 * 8192
+    assert small.tokens * 23_040 <= 1024 * MIB
+    large = size(spec(), kv_bytes_per_token=128 << 10)
+    assert shape(large) == [(14, 256), (2, 2048)]
+    assert large.tokens * (128 << 10) <= 1024 * MIB
+    assert shape(size(spec(), kv_bytes_per_token=4 * MIB)) == [(16, 256)]
+
+
+def test_one_class_where_the_memory_holds_all_or_nobody_can_move() -> None:
+    """A split would only cost: a step has a pass over the weights for each class."""
+    assert shape(size(spec(), n_ctx_train=2048)) == [(16, 2048)]
+    assert shape(size(spec(), moves=False)) == [(16, 2816)]
+    assert shape(size(spec(long_slots=3), moves=False)) == [(16, 2816)]
+
+
+def test_the_number_of_long_slots_can_be_set() -> None:
+    """They get what was asked for, within the memory where that is open; as many as there are
+    slots: all are alike."""
+    assert shape(size(spec(long_slots=4))) == [(12, 1792), (4, 5632)]
+    assert shape(size(spec(long_slots=16))) == [(16, 2816)]
+    assert shape(size(spec(slots=8, long_slots=1, context_length=8192))) == [(7, 2048), (1, 8192)]
+    assert shape(
+        size(spec(slots=4, long_slots=3, context_length=8192), kv_bytes_per_token=MIB)
+    ) == [
+        (1, 256),
+        (3, 8192),
+    ]
 
 
 def test_the_default_context_is_at_most_what_the_model_was_trained_for() -> None:
@@ -56,21 +88,32 @@ def test_a_small_machine_keeps_three_quarters_of_its_memory(
     pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": MIB // 4}
     monkeypatch.setattr(os, "sysconf", pages.__getitem__)
     small = size(spec())
-    assert small.slots * small.context * 23_040 <= 256 * MIB
+    assert small.tokens * 23_040 <= 256 * MIB
+    assert small.slots == 16
 
 
 def test_what_is_set_is_kept() -> None:
     """Slots and context, whatever memory they need; a context beyond the model's is the model's."""
     both = size(spec(slots=40, context_length=4096))
-    assert (both.slots, both.context) == (40, 4096)
+    assert shape(both) == [(40, 4096)]
     assert size(spec(context_length=100_000)).context == 8192
 
 
-def test_a_long_context_gets_fewer_slots() -> None:
-    """Where only the context is set, the slots follow from the memory."""
-    long = size(spec(context_length=8192))
-    assert (long.context, long.slots) == (8192, 5)
-    assert size(spec(context_length=8192), kv_bytes_per_token=MIB).slots == 1
+def test_a_long_context_does_not_shrink_everybody() -> None:
+    """Where only the context is set, one slot or two have it, and as many short ones as the memory
+    holds beside them; the last resort is one slot."""
+    assert shape(size(spec(context_length=8192))) == [(14, 2048), (2, 8192)]
+    long = size(spec(context_length=32_768), n_ctx_train=131_072)
+    assert shape(long) == [(15, 768), (1, 32_768)]
+    assert long.tokens * 23_040 <= 1024 * MIB
+    assert shape(size(spec(context_length=45_000), n_ctx_train=131_072)) == [(6, 256), (1, 45_000)]
+    assert shape(size(spec(context_length=8192), kv_bytes_per_token=MIB)) == [(1, 8192)]
+
+
+def test_slots_that_are_set_are_there() -> None:
+    """With the context open, their lengths follow from the memory."""
+    assert shape(size(spec(slots=40))) == [(38, 768), (2, 8192)]
+    assert size(spec(slots=200)).slots == 200
 
 
 def test_a_gpu_gets_more_slots_and_a_core_is_left_free() -> None:
