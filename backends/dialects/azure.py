@@ -28,7 +28,7 @@ class AzureDialect:
         self.provider = provider
         self._dated = bool(provider.api_version)
         self.client: AsyncOpenAI
-        token = None if provider.credential == "key" else EntraToken(provider)
+        self._token = token = None if provider.credential == "key" else EntraToken(provider)
         key = key_of(provider, environ) if token is None else None
         if self._dated:
             self.client = AsyncAzureOpenAI(
@@ -58,3 +58,5 @@ class AzureDialect:
     async def close(self) -> None:
         """Close the connections."""
         await self.client.close()
+        if self._token is not None:
+            await self._token.close()

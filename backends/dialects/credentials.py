@@ -37,6 +37,10 @@ class EntraToken:
                 await self._renew()
         return self._token
 
+    async def close(self) -> None:
+        """Close the connections to whoever gives tokens."""
+        await asyncio.to_thread(self._credential.close)
+
     async def _renew(self) -> None:
         try:
             token = await asyncio.to_thread(self._credential.get_token, self._provider.scope)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from worlds.entra import TENANT, Entra
 from worlds.house import CHAT, Open, line
 from worlds.provider import IDENTITY_SECRET, ProviderWorld
+
+from tidemill.backends.dialects import dialect_of
+from tidemill.errors import SettingsError
+from tidemill.providers import parse
 
 pytestmark = pytest.mark.anyio
 
@@ -80,6 +88,84 @@ async def test_a_token_of_the_managed_identity_opens_it(
     sent = [e["headers"].get("authorization", "") for e in state["log"] if e["route"] != "msi"]
     assert all(header.startswith("Bearer entra.") for header in sent)
     assert state["calls"]["msi"] == state["tokens"] == 1
+
+
+@pytest.fixture
+def entra(world: ProviderWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Entra]:
+    """Entra's token service, and an environment that names its tenant and nothing else."""
+    for name in [name for name in os.environ if name.startswith("AZURE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AZURE_TENANT_ID", TENANT)
+    service = Entra(world.url, tmp_path, monkeypatch)
+    yield service
+    service.close()
+
+
+async def test_a_client_secret_opens_it(
+    server: Open, world: ProviderWorld, entra: Entra, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """azure-identity takes it from the environment to Entra, once, for the provider's scope."""
+    monkeypatch.setenv("AZURE_CLIENT_ID", "our-application")
+    monkeypatch.setenv("AZURE_CLIENT_SECRET", "our-secret")
+    async with server(_azure(world, credential="client_secret", api_key_env="")) as house:
+        ended = await house.until((await house.start(line("a", model="gpt-4.1"))).id)
+        assert ended.status == "completed"
+    [asked] = entra.asked
+    assert asked["path"] == f"/{TENANT}/oauth2/v2.0/token"
+    assert asked["grant_type"] == "client_credentials"
+    assert (asked["client_id"], asked["client_secret"]) == ("our-application", "our-secret")
+    assert asked["scope"] == "https://cognitiveservices.azure.com/.default"
+
+
+@pytest.mark.parametrize("client_id", ["", "another-application"])
+async def test_a_workload_identity_opens_it(
+    server: Open,
+    world: ProviderWorld,
+    entra: Entra,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    client_id: str,
+) -> None:
+    """The cluster's signed token goes to Entra; the settings may name another application."""
+    (tmp_path / "signed").write_text("the-clusters-word", encoding="utf-8")
+    monkeypatch.setenv("AZURE_CLIENT_ID", "our-application")
+    monkeypatch.setenv("AZURE_FEDERATED_TOKEN_FILE", str(tmp_path / "signed"))
+    table = _azure(world, credential="workload_identity", client_id=client_id, api_key_env="")
+    async with server(table) as house:
+        ended = await house.until((await house.start(line("a", model="gpt-4.1"))).id)
+        assert ended.status == "completed"
+    [asked] = entra.asked
+    assert asked["client_id"] == (client_id or "our-application")
+    assert asked["client_assertion"] == "the-clusters-word"
+    assert asked["scope"] == "https://cognitiveservices.azure.com/.default"
+
+
+async def test_what_entra_refuses_is_the_verdict_without_the_secret(
+    server: Open, world: ProviderWorld, entra: Entra, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own words are passed on."""
+    entra.refuse = True
+    monkeypatch.setenv("AZURE_CLIENT_ID", "our-application")
+    monkeypatch.setenv("AZURE_CLIENT_SECRET", "our-secret")
+    async with server(_azure(world, credential="client_secret", api_key_env="")) as house:
+        verdict = await house.server.providers.capability.ask("up")
+        assert verdict.state == "unknown"
+        assert "AADSTS7000215" in verdict.reason
+        assert "our-secret" not in verdict.reason
+
+
+async def test_an_environment_without_the_identity_is_said(
+    server: Open, world: ProviderWorld, entra: Entra
+) -> None:
+    """At the start where that can be seen, else as the verdict; nobody is asked."""
+    [provider] = parse([_azure(world, name="up", credential="workload_identity")])
+    with pytest.raises(SettingsError, match=r"'up': .*'client_id', 'token_file_path'"):
+        dialect_of(provider)
+    async with server(_azure(world, credential="client_secret", api_key_env="")) as house:
+        verdict = await house.server.providers.capability.ask("up")
+        assert verdict.state == "unknown"
+        assert "'up': no Entra token (EnvironmentCredential" in verdict.reason
+    assert entra.asked == []
 
 
 async def test_a_token_is_renewed_in_time(

@@ -7,16 +7,12 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from worlds.certificates import self_signed
 
 from tidemill.backends.dialects import OpenAIDialect
 from tidemill.errors import ProviderUnavailable
@@ -51,24 +47,7 @@ def certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
     """Makes a certificate for a name, the only one that clients trust."""
 
     def made(name: str) -> Path:
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-        now = datetime.now(UTC)
-        cert = (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(subject)
-            .public_key(key.public_key())
-            .serial_number(1)
-            .not_valid_before(now - timedelta(days=1))
-            .not_valid_after(now + timedelta(days=1))
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-            .sign(key, hashes.SHA256())
-        )
-        path = tmp_path / "certificate.pem"
-        private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        path.write_bytes(private + cert.public_bytes(Encoding.PEM))
+        path = self_signed(tmp_path / "certificate.pem", name)
         monkeypatch.setenv("SSL_CERT_FILE", str(path))
         return path
 
