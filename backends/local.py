@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
 from tidemill import access, wire
+from tidemill.backends.settlement import add_lines
 from tidemill.errors import AtCapacity, NotCancellable
 from tidemill.estimates import Examination, Tally
 from tidemill.jsonl import Checker
@@ -20,6 +21,7 @@ from tidemill.types import (
     FileFacts,
     FileRecord,
     NewBatch,
+    Placement,
     Principal,
     Upload,
 )
@@ -140,6 +142,22 @@ class LocalBackend:
             return current
         shown = wire.shown_status(current.status)
         raise NotCancellable(f"Cannot cancel a batch with status '{shown}'.")
+
+    async def cancel_stranded(
+        self, batch: BatchRecord, why: str, by: Actor | None = None
+    ) -> BatchRecord:
+        """Bring a batch here that nobody else can end, and cancel it. Raises ``Incomplete`` when
+        its input is gone."""
+        batches = self._store.batches
+        models = await add_lines(self._store, batch)
+        # First cancelled, then here: none of its lines may start.
+        await batches.move(batch.seq, CANCELLABLE, BatchStatus.CANCELLING, by=by)
+        batch = await batches.get(batch.id, None) or batch
+        if batch.status is BatchStatus.CANCELLING:
+            await batches.place(batch.seq, Placement(reason=why))
+            batch = await batches.get(batch.id, None) or batch
+            self.take_over(batch, len(models) - batch.completed - batch.failed)
+        return await self.cancel(batch, by)
 
     def content(
         self, file: FileRecord, start: int = 0, stop: int | None = None

@@ -248,8 +248,7 @@ class ProviderBackend:
             return None
         batch = await self._store.batches.get(up.batch_id, None)
         if batch is None or batch.status in TERMINAL or batch.placement.backend != self.name:
-            await self._upstreams.settled(up)
-            return None
+            return await self._let_go(up)
         late_at = batch.expires_at + _LATE_S
         if self.dialect.expires_batches and up.id is not None and clock.now() >= late_at:
             moved = await self._store.batches.move(batch.seq, CANCELLABLE, BatchStatus.EXPIRING)
@@ -264,6 +263,18 @@ class ProviderBackend:
             return await self._again(await self._fresh(batch), up, problem)
         age_s = clock.now() - up.intended_at
         return jittered(min(self._interval_s, max(10.0, age_s / 4)))
+
+    async def _let_go(self, up: UpstreamBatch) -> float | None:
+        """Nothing more is wanted of it: it may have ended here while its provider was not in the
+        settings, and runs there still."""
+        if up.id is not None and up.status not in ENDS:
+            try:
+                await self._forwarding.cancel(up.id)
+            except ProviderFailed as failed:
+                if failed.failure.meaning in (Meaning.TRANSIENT, Meaning.CREDENTIAL):
+                    return self._interval_s
+        await self._upstreams.settled(up)
+        return None
 
     async def _stopped(self, batch: BatchRecord) -> Refusal | None:
         """Why its key lets it run no further."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import anyio
 import msgspec
+import structlog
 from anyio.abc import TaskStatus
 
 from tidemill import access, clock
@@ -32,6 +34,8 @@ from tidemill.types import (
     Placement,
     Upload,
 )
+
+log = structlog.get_logger()
 
 
 class Providers:
@@ -214,8 +218,14 @@ class Providers:
             await tasks.start(reconciler.run)
             for backend in self.backends.values():
                 await backend.start(reconciler)
+            await self._say_who_waits()
             tasks.start_soon(self.capability.run)
             task_status.started()
+
+    async def _say_who_waits(self) -> None:
+        at = Counter(batch.placement.provider for batch in await self._store.batches.active())
+        for name in at.keys() - self.dialects.keys() - {None}:
+            log.warning("batches wait for a provider that left", provider=name, batches=at[name])
 
     async def close(self) -> None:
         """Close all connections."""

@@ -1,26 +1,48 @@
-"""All backends of one server: a dict and two errors."""
+"""All backends of one server: a dict, two errors, and who stands in for a provider that left."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
+from typing import Protocol
+
+import msgspec
 
 from tidemill import access
 from tidemill.backends.provider import ProviderBackend
+from tidemill.backends.settlement import Incomplete
 from tidemill.errors import BadRequest, Forbidden, NotSupported, ProviderUnavailable
 from tidemill.estimates import Examination
 from tidemill.ports import Backend
-from tidemill.types import Actor, BatchRecord, Execution, FileRecord, NewBatch, Principal, Upload
+from tidemill.types import (
+    TERMINAL,
+    Actor,
+    BatchRecord,
+    Execution,
+    FileRecord,
+    NewBatch,
+    Principal,
+    Upload,
+)
 
-Examine = Callable[[Upload], Awaitable[Examination]]
+
+class Here(Backend, Protocol):
+    """The local path, as far as everything begins and may end there."""
+
+    async def examine(self, upload: Upload) -> Examination:
+        """What ``accept`` would do with an upload."""
+
+    async def cancel_stranded(
+        self, batch: BatchRecord, why: str, by: Actor | None = None
+    ) -> BatchRecord:
+        """Bring a batch here that nobody else can end, and cancel it. Raises ``Incomplete``."""
 
 
 class BackendRegistry:
-    """Implements ``ports.Registry``. ``backends`` has ``local`` and the providers by name;
-    ``examine`` is what ``local`` would do with an upload."""
+    """Implements ``ports.Registry``: ``here`` and the ``providers``, by name."""
 
-    def __init__(self, backends: Mapping[str, Backend], examine: Examine) -> None:
-        self._backends = dict(backends)
-        self._examine = examine
+    def __init__(self, here: Here, providers: Mapping[str, Backend]) -> None:
+        self._backends: dict[str, Backend] = {here.name: here, **providers}
+        self._here = here
 
     async def accept(self, upload: Upload) -> FileRecord:
         """Check and store an upload, decide where its batch will run, and hand it there.
@@ -28,7 +50,7 @@ class BackendRegistry:
         What is certain to be refused is refused before the body is read.
         """
         self._refuse_early(upload)
-        file = await self._backends["local"].accept(upload)
+        file = await self._here.accept(upload)
         backend = self.named(file.facts.placement.backend)
         if isinstance(backend, ProviderBackend):
             await backend.take(file)
@@ -38,7 +60,7 @@ class BackendRegistry:
         """Check an upload and decide where its batch would run; keep nothing, ask no provider to
         take anything."""
         self._refuse_early(upload)
-        return await self._examine(upload)
+        return await self._here.examine(upload)
 
     def _refuse_early(self, upload: Upload) -> None:
         if upload.provider is not None and not self._is_provider(upload.provider):
@@ -81,13 +103,13 @@ class BackendRegistry:
 
     def named(self, name: str) -> Backend:
         """The backend of a placement; for a provider that is no longer configured one that shows
-        what is on record and does nothing else."""
-        return self._backends.get(name) or Departed(name, self._backends["local"])
+        what is on record, and can be told to cancel it."""
+        return self._backends.get(name) or Departed(name, self._here)
 
     def shown(self, batch: BatchRecord) -> BatchRecord:
         """A batch of a list, with what its provider last said; asks nobody."""
-        backend = self._backends.get(batch.placement.backend)
-        return backend.shown(batch) if isinstance(backend, ProviderBackend) else batch
+        backend = self.named(batch.placement.backend)
+        return backend.shown(batch) if isinstance(backend, ProviderBackend | Departed) else batch
 
     def _is_provider(self, name: str) -> bool:
         return isinstance(self._backends.get(name), ProviderBackend)
@@ -102,11 +124,12 @@ def _not_permitted(provider: str) -> Forbidden:
 
 
 class Departed:
-    """Stands for a provider that the settings no longer name: its objects remain readable."""
+    """Stands for a provider that the settings no longer name: its objects remain readable, and its
+    batches wait until it returns or somebody cancels them."""
 
-    def __init__(self, name: str, local: Backend) -> None:
+    def __init__(self, name: str, here: Here) -> None:
         self.name = name
-        self._local = local
+        self._here = here
 
     async def accept(self, upload: Upload) -> FileRecord:
         """Refused."""
@@ -117,18 +140,34 @@ class Departed:
         raise self._gone()
 
     async def refresh(self, batch: BatchRecord) -> BatchRecord:
-        """The record."""
-        return batch
+        """The record, and why it does not change."""
+        return self.shown(batch)
+
+    def shown(self, batch: BatchRecord) -> BatchRecord:
+        """The record, and why it does not change."""
+        if batch.status in TERMINAL:
+            return batch
+        return msgspec.structs.replace(
+            batch,
+            waits=f"The provider '{self.name}' is no longer configured here. The batch goes on "
+            "when it is again; a cancel ends it.",
+        )
 
     async def cancel(self, batch: BatchRecord, by: Actor | None = None) -> BatchRecord:
-        """Refused: nobody can be told."""
-        raise self._gone()
+        """End it here: no line gets an answer any more. The provider is told when it returns."""
+        if batch.status in TERMINAL:
+            return await self._here.cancel(batch, by)
+        try:
+            why = f"its provider '{self.name}' was no longer configured when it was cancelled"
+            return await self._here.cancel_stranded(batch, why, by)
+        except Incomplete as exc:
+            raise self._gone() from exc
 
     def content(
         self, file: FileRecord, start: int = 0, stop: int | None = None
     ) -> AsyncIterator[bytes]:
         """Our copy."""
-        return self._local.content(file, start, stop)
+        return self._here.content(file, start, stop)
 
     def _gone(self) -> ProviderUnavailable:
         return ProviderUnavailable(f"The provider '{self.name}' is no longer configured here.")

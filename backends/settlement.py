@@ -61,6 +61,29 @@ class Incomplete(Exception):
     """The provider's results are not all there, or not readable; reading again may help."""
 
 
+async def add_lines(store: Store, batch: BatchRecord) -> dict[str, str]:
+    """Bring a forwarded batch's lines into the store, as a local batch has them from the start.
+
+    Returns the model of each line by ``custom_id``. Raises ``Incomplete`` when our copy of the
+    input is gone.
+    """
+    file = await store.files.get(batch.input_file_id, None)
+    if file is None:
+        raise Incomplete(f"the input file {batch.input_file_id} is gone")
+    checker = Checker(_NO_LIMIT, _NO_LIMIT, None, endpoint=batch.endpoint)
+    models: dict[str, str] = {}
+    async for piece in store.files.read(file):
+        lines = checker.feed(piece).lines
+        await store.lines.add(batch.seq, lines)
+        models.update((line.custom_id, line.model) for line in lines)
+    rest, facts = checker.finish()
+    await store.lines.add(batch.seq, rest.lines)
+    models.update((line.custom_id, line.model) for line in rest.lines)
+    model = facts.models[0] if len(facts.models) == 1 else None
+    await store.batches.model(batch.seq, model, len(models))
+    return models
+
+
 class Settler:
     """Settles the batches of one provider."""
 
@@ -70,26 +93,8 @@ class Settler:
         self._provider = provider
 
     async def add_lines(self, batch: BatchRecord) -> dict[str, str]:
-        """Bring the batch's lines into the store, as a local batch has them from the start.
-
-        Returns the model of each line by ``custom_id``. Raises ``Incomplete`` when our copy of
-        the input is gone.
-        """
-        file = await self._store.files.get(batch.input_file_id, None)
-        if file is None:
-            raise Incomplete(f"the input file {batch.input_file_id} is gone")
-        checker = Checker(_NO_LIMIT, _NO_LIMIT, None, endpoint=batch.endpoint)
-        models: dict[str, str] = {}
-        async for piece in self._store.files.read(file):
-            lines = checker.feed(piece).lines
-            await self._store.lines.add(batch.seq, lines)
-            models.update((line.custom_id, line.model) for line in lines)
-        rest, facts = checker.finish()
-        await self._store.lines.add(batch.seq, rest.lines)
-        models.update((line.custom_id, line.model) for line in rest.lines)
-        model = facts.models[0] if len(facts.models) == 1 else None
-        await self._store.batches.model(batch.seq, model, len(models))
-        return models
+        """As the function of this name."""
+        return await add_lines(self._store, batch)
 
     async def rows(
         self,

@@ -137,7 +137,7 @@ async def running(settings: Settings) -> AsyncGenerator[Server]:
             services = Services(
                 settings=settings,
                 store=store,
-                backends=BackendRegistry({local.name: local, **remote}, local.examine),
+                backends=BackendRegistry(local, remote),
                 inference=inference,
                 pool_status=_pool_status(runner, replicas),
                 health=_health(store, replicas),

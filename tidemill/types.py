@@ -343,6 +343,8 @@ class BatchRecord(Record, frozen=True, kw_only=True):
     """Micro-units booked so far."""
     held: int = 0
     """Micro-units that are still reserved; 0 once terminal."""
+    waits: str | None = None
+    """Why nothing becomes of it for now; said where it is shown, not stored."""
 
 
 # --- lines ------------------------------------------------------------------------------------

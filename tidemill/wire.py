@@ -132,6 +132,8 @@ def batch_object(batch: BatchRecord) -> dict[str, Any]:
             "held": shown(batch.held),
             "max_cost": None if batch.max_cost is None else shown(batch.max_cost),
         }
+    if batch.waits is not None:
+        body["tidemill_waits"] = batch.waits
     if batch.problems and batch.status is BatchStatus.FAILED:
         first = batch.problems[0]
         # BatchGen's clients read one error of the batch as a whole from here.

@@ -7,6 +7,7 @@ from typing import Any
 import anyio
 import openai
 import pytest
+from structlog.testing import capture_logs
 from worlds.house import Open, line
 from worlds.provider import ProviderWorld
 
@@ -255,6 +256,71 @@ async def test_a_provider_that_left_the_settings_leaves_its_objects_readable(
         assert len(await house.rows(again.output_file_id)) == 1
         with pytest.raises(openai.InternalServerError, match="no longer configured"):
             await house.create(file.id)
+
+
+async def test_a_batch_whose_provider_left_the_settings_says_so_and_goes_on(
+    server: Open, world: ProviderWorld
+) -> None:
+    """On the batch, in lists and once in the log; nothing is lost when the provider returns."""
+    world.set(hold="in_progress")
+    async with server() as house:
+        batch = await house.start(line("a"))
+        await house.until(batch.id, "in_progress")
+    with capture_logs() as logs:
+        async with server({"name": "other"}) as house:
+            shown = await house.client.batches.retrieve(batch.id)
+            [listed] = (await house.client.batches.list()).data
+            for one in (shown, listed):
+                assert one.status == "in_progress"
+                assert "'up' is no longer configured here" in one.model_extra["tidemill_waits"]
+    said = [entry for entry in logs if entry["event"] == "batches wait for a provider that left"]
+    assert [(entry["provider"], entry["batches"]) for entry in said] == [("up", 1)]
+    world.set(hold=None)
+    async with server() as house:
+        ended = await house.until(batch.id)
+        assert ended.status == "completed"
+        assert "tidemill_waits" not in ended.model_extra
+
+
+@pytest.mark.parametrize("there", ["in_progress", "cancelling", "never"])
+async def test_a_batch_whose_provider_left_the_settings_can_be_cancelled(
+    server: Open, world: ProviderWorld, there: str
+) -> None:
+    """It ends here, each line with its row and none of them run; the provider is told when it
+    returns. Also where it was being cancelled already, or had never arrived."""
+    world.set(hold="in_progress")
+    if there == "never":
+        world.fail("batches.create", times=-1, status=503)
+    async with server() as house:
+        batch = await house.start(line("a", model="echo"), line("b", model="echo"))
+        if there != "never":
+            await house.until(batch.id, "in_progress")
+        if there == "cancelling":
+            world.fail("batches.cancel", times=-1, status=503)
+            assert (await house.client.batches.cancel(batch.id)).status == "cancelling"
+    async with server({"name": "other"}) as house:
+        assert (await house.client.batches.cancel(batch.id)).status == "cancelling"
+        ended = await house.until(batch.id)
+        assert ended.status == "cancelled"
+        assert ended.request_counts.model_dump() == {"total": 2, "completed": 0, "failed": 2}
+        rows = (await house.rows(ended.error_file_id)).values()
+        assert [row["error"]["code"] for row in rows] == ["batch_cancelled"] * 2
+        with pytest.raises(openai.ConflictError):
+            await house.client.batches.cancel(batch.id)
+        assert await house.server.store.ledger.usage(None, 0, 2**40) == []
+        said = [(e.actor, e.action) for e in await house.server.store.audit.page(object=batch.id)]
+        assert [action for _, action in said].count("batch.cancelled") == 1
+    world.mend()
+    async with server() as house:
+        with anyio.fail_after(60):
+            while True:
+                if not await house.server.store.upstream.unsettled():
+                    break
+                await anyio.sleep(0.01)
+    assert {one["status"] for one in world.state()["batches"].values()} <= {
+        "cancelling",
+        "cancelled",
+    }
 
 
 async def test_a_provider_that_stays_away_is_given_up_for_what_can_run_here(
