@@ -12,9 +12,11 @@ from tidemill.errors import SettingsError
 from tidemill.types import EngineSpec
 
 _PART = re.compile(r"-\d{5}-of-(\d{5})$")
+TYPES = {"q4_0": 2, "q8_0": 7}
+"""The layouts that there are besides a file's own, by llama.cpp's number (``llama_ftype``)."""
 _SLOW = frozenset({3, 9})
-"""``general.file_type`` of Q4_1 and Q5_1, which ``auto`` rewrites as Q8_0 on a CPU."""
-_BITS = {"q8_0": 8.5, "q4_0": 4.5}
+"""Q4_1 and Q5_1."""
+_BITS = {"q4_0": 4.5, "q8_0": 8.5}
 """Per weight, with its share of the block's scale."""
 
 
@@ -68,11 +70,18 @@ def footprint(spec: EngineSpec, path: Path) -> Footprint:
     return Footprint(spec, path, header)
 
 
-def _weights(layout: str, path: Path, header: gguf.Header) -> int:
-    if layout == "auto" and header.meta.get("general.file_type") in _SLOW:
-        layout = "q8_0"
-    if (bits := _BITS.get(layout)) is not None:
-        return int(header.parameters * bits / 8)
+def layout(choice: str, file_type: int | None, *, on_gpu: bool) -> str | None:
+    """The layout that weights are rewritten to where ``choice`` is auto, as-is, q8_0 or q4_0; None:
+    they stay as they are."""
+    if choice == "auto":
+        choice = "q8_0" if file_type in _SLOW and not on_gpu else "as-is"
+    return None if TYPES.get(choice) in (None, file_type) else choice
+
+
+def _weights(choice: str, path: Path, header: gguf.Header) -> int:
+    to = layout(choice, header.file_type, on_gpu=False)
+    if to is not None:
+        return int(header.parameters * _BITS[to] / 8)
     part = _PART.search(path.stem)
     if part is None:
         return path.stat().st_size

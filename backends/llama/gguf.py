@@ -36,6 +36,12 @@ class Header:
         return int(value) if isinstance(value, int | float) else default
 
     @property
+    def file_type(self) -> int | None:
+        """llama.cpp's number for the format of most weights."""
+        found = self.meta.get("general.file_type")
+        return found if isinstance(found, int) else None
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Memory for one token of one sequence: keys and values of all layers, 16 bits each."""
         layers, heads = self.number("block_count"), max(1, self.number("attention.head_count"))

@@ -18,11 +18,10 @@ from pathlib import Path
 
 from llama_cpp import llama_cpp as C
 
-from tidemill.backends.llama.model import quick_look
-from tidemill.errors import EngineUnavailable
+from tidemill.backends.llama import gguf
+from tidemill.backends.llama.footprint import TYPES, layout
+from tidemill.errors import EngineUnavailable, SettingsError
 
-_TYPES: dict[str, int] = {"q8_0": C.LLAMA_FTYPE_MOSTLY_Q8_0, "q4_0": C.LLAMA_FTYPE_MOSTLY_Q4_0}
-_SLOW = {C.LLAMA_FTYPE_MOSTLY_Q4_1, C.LLAMA_FTYPE_MOSTLY_Q5_1}
 _LARGEST_GROWTH = 2.1
 """Q8_0 over Q4_1, and a margin."""
 
@@ -38,13 +37,8 @@ def laid_out(
     """
     if choice == "as-is":
         return path
-    has = quick_look(path)
-    wanted = choice
-    if choice == "auto":
-        if on_gpu or has not in _SLOW:
-            return path
-        wanted = "q8_0"
-    if has == _TYPES[wanted]:
+    wanted = layout(choice, file_type(path), on_gpu=on_gpu)
+    if wanted is None:
         return path
     try:
         return _cached(path, wanted, threads, say, careful=choice == "auto")
@@ -55,6 +49,14 @@ def laid_out(
         raise EngineUnavailable(
             f"The weights cannot be rewritten as {wanted}: {exc.strerror or exc}."
         ) from exc
+
+
+def file_type(path: Path) -> int | None:
+    """llama.cpp's number for the format of a GGUF; None where it has none or cannot be read."""
+    try:
+        return gguf.read(path).file_type
+    except SettingsError:
+        return None
 
 
 def cache_folder() -> Path:
@@ -84,7 +86,7 @@ def _cached(
             raise OSError(0, "rewritten they would take more than half of the memory")
         partial = target.with_suffix(".partial")
         try:
-            _rewrite(path, partial, _TYPES[wanted], threads)
+            _rewrite(path, partial, TYPES[wanted], threads)
             os.replace(partial, target)
         finally:
             partial.unlink(missing_ok=True)

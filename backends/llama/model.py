@@ -144,20 +144,6 @@ def on_gpu(gpu_layers: int) -> bool:
     return bool(C.llama_supports_gpu_offload()) and gpu_layers != 0
 
 
-def quick_look(path: Path) -> int | None:
-    """The ``llama_ftype`` in the header of a GGUF; None where it has none or cannot be read."""
-    C.llama_backend_init()
-    params = C.llama_model_default_params()
-    params.vocab_only = True
-    handle = C.llama_model_load_from_file(os.fsencode(path), params)
-    if not handle:
-        return None
-    buffer = ctypes.create_string_buffer(16)
-    n = C.llama_model_meta_val_str(handle, b"general.file_type", buffer, len(buffer))
-    C.llama_model_free(handle)
-    return int(buffer.value) if n > 0 and buffer.value.isdigit() else None
-
-
 _callback: Any = None
 """What llama.cpp calls for every line, as long as the process lives: it may log at any time, and
 keeps no reference of its own."""

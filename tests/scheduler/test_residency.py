@@ -21,8 +21,8 @@ def one(key: str, state: ModelState = "loaded", size: int = 6, **more: Any) -> R
     return Resident(key=key, size=size, state=state, **more)
 
 
-LINES = {"lines_at": NOW - 5}
-WORK = {"busy": 3, "lines_at": NOW - 50}
+LINES: dict[str, Any] = {"lines_at": NOW - 5}
+WORK: dict[str, Any] = {"busy": 3, "lines_at": NOW - 50}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.worlds.adapters import lora
 from tidemill import models
 from tidemill.backends.fleet import Fleet
 from tidemill.backends.llama import gguf
-from tidemill.backends.llama.footprint import footprint
+from tidemill.backends.llama.footprint import footprint, layout
 from tidemill.backends.llama.llama_replica import LlamaReplica
 from tidemill.backends.llama.weights import resolve
 from tidemill.errors import EngineUnavailable, SettingsError
@@ -141,6 +141,26 @@ def test_memory_is_weights_caches_and_the_process(tmp_path: Path) -> None:
     assert q8 - as_is == pytest.approx(134_515_008 * 8.5 / 8 - path.stat().st_size, abs=1)
     more = footprint(msgspec.structs.replace(SPEC, weights="as-is", slots=3), path)
     assert more.memory_bytes - as_is == 2 * 64 * 23_040
+
+
+def test_weights_are_rewritten_where_that_is_asked_for_or_helps() -> None:
+    """``auto``: the two slow formats, on a CPU; nothing is rewritten as what it is."""
+    from llama_cpp import llama_cpp as C
+
+    q4_0, q4_1, q5_1, q8_0 = (
+        getattr(C, f"LLAMA_FTYPE_MOSTLY_{name}") for name in ("Q4_0", "Q4_1", "Q5_1", "Q8_0")
+    )
+    table = [
+        [layout(choice, has, on_gpu=False) for has in (q4_0, q4_1, q5_1, q8_0, None)]
+        for choice in ("auto", "as-is", "q8_0", "q4_0")
+    ]
+    assert table == [
+        [None, "q8_0", "q8_0", None, None],
+        [None] * 5,
+        ["q8_0", "q8_0", "q8_0", None, "q8_0"],
+        [None, "q4_0", "q4_0", "q4_0", "q4_0"],
+    ]
+    assert layout("auto", q4_1, on_gpu=True) is None
 
 
 @pytest.mark.parametrize("cut", [2, 20, 100, 5_000, 200_000])

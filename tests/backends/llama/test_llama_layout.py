@@ -43,12 +43,12 @@ def lay_out(
 
 def test_a_slow_format_is_rewritten_once(said: list[str], cache: Path) -> None:
     """``auto`` makes Q8_0 of Q4_1; the second start finds the file; the line says where it is."""
-    from tidemill.backends.llama.model import quick_look
+    from tidemill.backends.llama.layout import file_type
 
-    assert quick_look(resolve("smollm2")) == Q4_1
+    assert file_type(resolve("smollm2")) == Q4_1
     made = lay_out(said, "auto")
     assert made.parent == cache
-    assert quick_look(made) == Q8_0
+    assert file_type(made) == Q8_0
     assert said == [f"The weights were rewritten as q8_0, once, into {made}."]
     stamp = made.stat().st_mtime_ns
     assert lay_out(said, "auto") == lay_out(said, "q8_0") == made
@@ -60,10 +60,10 @@ def test_a_slow_format_is_rewritten_once(said: list[str], cache: Path) -> None:
 
 def test_what_loses_has_to_be_asked_for(said: list[str]) -> None:
     """``q4_0`` rewrites, ``auto`` never does to that."""
-    from tidemill.backends.llama.model import quick_look
+    from tidemill.backends.llama.layout import file_type
 
     made = lay_out(said, "q4_0")
-    assert quick_look(made) == Q4_0
+    assert file_type(made) == Q4_0
     assert lay_out(said, "auto", path=made) == made
 
 
