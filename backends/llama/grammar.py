@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -42,8 +43,10 @@ def from_schema(schema: dict[str, Any], *, begin: str = "", end: str = "", param
         raise _bad(param, str(exc).strip().split("\n")[0] or type(exc).__name__) from exc
     if len(gbnf) > _LARGEST:
         raise _bad(param, "its grammar is too large")
-    for constant, rule in rules.items():
-        gbnf = gbnf.replace(f'"\\"{constant}\\""', f"({rule})")
+    if rules:
+        spelled = {f'"\\"{constant}\\""': rule for constant, rule in rules.items()}
+        anyone = "|".join(re.escape(constant) for constant in spelled)
+        gbnf = re.sub(anyone, lambda found: f"({spelled[found[0]]})", gbnf)
     lines = []
     for line in gbnf.splitlines():
         if line.startswith("char ::="):

@@ -6,6 +6,7 @@ then not match. ``prepare`` rewrites what can be said otherwise, and refuses the
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from typing import Any
@@ -37,6 +38,7 @@ _OF_TYPE = {
     "null": (),
 }
 _ANY: Schema = {"anyOf": [{"type": kind} for kind in _OF_TYPE if kind != "integer"]}
+_STANDS_IN = "in place of rule"
 _DIGITS = "[0-9]{0,15}"
 _WHOLE = f'("0" | [1-9] {_DIGITS})'
 _FRACTION = '("." [0-9]{1,15})?'
@@ -87,9 +89,10 @@ class _Rewriting:
             raise ValueError(f"the keyword '{unkept[0]}' is not supported")
         if "$ref" in node:
             return self._reference(node["$ref"])
-        for key in ("const", "enum"):
-            if key in node:
-                return {key: node[key]}
+        if "const" in node:
+            return {"const": self._value(node["const"])}
+        if "enum" in node:
+            return {"enum": [self._value(value) for value in node["enum"]]}
         for key in ("anyOf", "oneOf", "allOf"):
             if key in node:
                 return self._combined(key, node)
@@ -150,10 +153,28 @@ class _Rewriting:
             raise ValueError(f"'required' names {missing[0]!r}, which is not among the properties")
         out: Schema = {"type": "object", **own}
         if "properties" in own:
-            out["properties"] = {name: self.node(value) for name, value in properties.items()}
+            names = {name: self._value(name) for name in properties}
+            out["properties"] = {names[name]: self.node(properties[name]) for name in properties}
+            out["required"] = [names[name] for name in own.get("required", ())]
         if isinstance(own.get("additionalProperties"), dict):
             out["additionalProperties"] = self.node(own["additionalProperties"])
         return out
+
+    def _value(self, value: Any) -> Any:
+        """A value or a name that the answer repeats. The converter escapes a text once where its
+        grammar needs it twice, so that what has a backslash in JSON gets a stand-in."""
+        spelled = json.dumps(value)
+        if "\\" not in spelled and _STANDS_IN not in spelled:
+            return value
+        literal = json.dumps(value, ensure_ascii=False)
+        escaped = literal.replace("\\", "\\\\").replace('"', '\\"')
+        return self._stand_in(f'"{escaped}"')
+
+    def _stand_in(self, rule: str) -> str:
+        """A constant that the converter takes, for an expression that it would not make."""
+        name = f"{_STANDS_IN} {len(self.rules)}"
+        self.rules[name] = rule
+        return name
 
     def _array(self, own: Schema) -> Schema:
         if "prefixItems" in own:
@@ -187,9 +208,7 @@ class _Rewriting:
         if rule is None:
             named = ", ".join(f"{key} {own[key]}" for key in _BOUNDS if key in own)
             raise ValueError(f"these bounds of type {kind} are not supported: {named}")
-        name = f"bounded {kind} {len(self.rules)}"
-        self.rules[name] = rule
-        return {"const": name}
+        return {"const": self._stand_in(rule)}
 
 
 def _kind(node: Schema) -> str:
@@ -200,6 +219,7 @@ def _kind(node: Schema) -> str:
     raise ValueError(f"{sorted(node)[0]!r} is not a keyword that can be kept")
 
 
+_ESCAPED = ('"', "\\")
 _CLASSES = {"d": "0-9", "w": "a-zA-Z0-9_", "s": " "}
 
 
@@ -210,21 +230,31 @@ def pattern(regex: Any) -> str:
     for numbers in re.findall(r"\{([\d,\s]*)\}", regex):
         if any(int(n) > MOST_REPETITIONS for n in re.findall(r"\d+", numbers)):
             raise ValueError(f"a pattern may repeat at most {MOST_REPETITIONS} times")
-    out, inside, at = [], False, 0
+    for first, last in re.findall(r"(?<!\\)([^\[\]\\])-([^\[\]\\])", regex):
+        if any(first <= kept <= last for kept in _ESCAPED):
+            raise ValueError(
+                f"the range {first}-{last} of a pattern has a character that JSON escapes"
+            )
+    out, inside, at = [], "", 0
     while at < len(regex):
         two = regex[at : at + 2]
+        if inside != "[^" and (two in ('\\"', "\\\\") or two[0] == '"'):
+            raise ValueError("a quotation mark or a backslash in a pattern is not supported")
+        if two[0] == "\\" and two[1:].isalnum() and two[1:] not in _CLASSES:
+            raise ValueError(f"'{two}' in a pattern is not supported")
         if two[0] == "\\" and two[1:] in _CLASSES:
             out.append(_CLASSES[two[1]] if inside else f"[{_CLASSES[two[1]]}]")
             at += 2
         elif two == "[^" and not inside:
             # Neither a quotation mark nor a backslash nor a control character ends up in the text.
             out.append('[^"\\\\\\x00-\\x1F')
-            inside, at = True, at + 2
+            inside, at = two, at + 2
         elif two[0] == "\\":
-            out.append(two)
+            sign = f"\\x{ord(two[1:]):02X}"
+            out.append(sign if inside else f"[{sign}]")
             at += 2
         else:
-            inside = two[0] == "[" or (inside and two[0] != "]")
+            inside = (inside or "[") if two[0] == "[" else "" if two[0] == "]" else inside
             out.append(two[0])
             at += 1
     return "".join(out)
