@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+
 import pytest
 
 
@@ -9,3 +12,15 @@ import pytest
 def anyio_backend() -> str:
     """The server runs on asyncio; so do its tests."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_home() -> Iterator[None]:
+    """A cache folder of this run's own, for its child processes too: weights are rewritten into it
+    once, and nothing is left in the user's."""
+    with (
+        tempfile.TemporaryDirectory(prefix="tidemill-cache-") as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("XDG_CACHE_HOME", folder)
+        yield
