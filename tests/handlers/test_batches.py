@@ -74,7 +74,7 @@ async def test_the_object(world: World) -> None:
 
 async def test_run_to_its_end(world: World) -> None:
     """Statements 106, 110 to 116, 118, 119: retrieve follows the batch to its result files."""
-    created = await world.create(line("a") + line("b"), metadata={"k": "v"})
+    created = await world.create(line("a") + line("b", "ho"), metadata={"k": "v"})
     batch = await world.finished(created["id"])
     assert batch["status"] == "completed"
     assert batch["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
