@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 
 import pytest
+
+# Servers that tests start listen on loopback. Where the machine reaches the world through a proxy,
+# they are reached without it: by our clients, by child processes, by everybody who asks.
+for name in ("no_proxy", "NO_PROXY"):
+    os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1", "localhost")))
 
 
 @pytest.fixture

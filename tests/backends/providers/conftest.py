@@ -15,6 +15,14 @@ from worlds.provider import API_KEY, ProviderWorld
 from tidemill.settings import Settings
 
 
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that only a test knows are not asked of the machine's own proxy."""
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
 @pytest.fixture(scope="package")
 def provider_process() -> Iterator[ProviderWorld]:
     with ProviderWorld() as world:
