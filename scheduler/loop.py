@@ -52,8 +52,8 @@ __all__ = [
 C = TypeVar("C")
 
 EPOCH = 2
-"""Lines of an epoch, in slots. A line is overtaken by fewer lines of its lane than an epoch has, and
-by those that enter while it waits for what another one computes."""
+"""Lines of an epoch, in slots. A line is overtaken by fewer lines of its lane than an epoch has,
+and by those that enter while it waits for what another one computes."""
 LOOK_AHEAD = 4
 """How many waiting sequences are looked at for those that may enter, in slots."""
 
