@@ -20,11 +20,13 @@ import asyncio
 import hashlib
 import io
 import json
+import os
 import re
 import secrets
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections import Counter
@@ -775,6 +777,7 @@ class ProviderWorld:
     def __enter__(self) -> ProviderWorld:
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).resolve())],
+            stdin=subprocess.PIPE,  # open for as long as this process lives, however it ends
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
@@ -792,8 +795,9 @@ class ProviderWorld:
         assert self._process is not None
         self._process.kill()  # it may be told to hang
         self._process.wait(60)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
 
     def _post(self, command: dict[str, Any]) -> None:
         request = urllib.request.Request(
@@ -877,8 +881,15 @@ class ProviderWorld:
         return int(sum(calls.values())) if route is None else int(calls.get(route, 0))
 
 
+def _end_with_parent() -> None:
+    """End when whoever started this is gone: its end of the pipe closes with it."""
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
 def main() -> None:
     """Serve on a free loopback port, whose number is the first line printed."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen(128)

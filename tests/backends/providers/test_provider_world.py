@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
 
 import httpx
 import openai
@@ -71,3 +76,29 @@ def test_faults_happen_as_told_and_are_counted(world: ProviderWorld) -> None:
         httpx.get(url, headers=headers)
     assert httpx.get(url, headers=headers).status_code == 200
     assert world.calls("batches.list") == 4
+
+
+_PARENT = """
+import signal, sys
+from tests.worlds.provider import ProviderWorld
+with ProviderWorld() as world:
+    print(world.url.rpartition(":")[2], flush=True)
+    signal.pause()
+"""
+
+
+def test_the_stand_in_ends_with_whoever_started_it() -> None:
+    """However that ends: a run of the tests that is killed leaves no server behind."""
+    root = Path(__file__).resolve().parents[3]
+    parent = subprocess.Popen([sys.executable, "-c", _PARENT], stdout=subprocess.PIPE, cwd=root)
+    try:
+        assert parent.stdout is not None
+        with socket.create_connection(("127.0.0.1", int(parent.stdout.readline()))) as there:
+            there.settimeout(60)
+            parent.kill()
+            with suppress(ConnectionResetError):  # it had not looked at the connection yet
+                assert there.recv(1) == b""
+        parent.stdout.close()
+    finally:
+        parent.kill()
+        parent.wait(60)
