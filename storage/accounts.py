@@ -9,7 +9,7 @@ import msgspec
 from tidemill.errors import Conflict
 from tidemill.storage.queries import load
 from tidemill.storage.readers import Readers
-from tidemill.storage.records import key_record, limits_of, text
+from tidemill.storage.records import key_record, limits_of, record, text
 from tidemill.storage.trail import note
 from tidemill.storage.writer import Tx, Writer
 from tidemill.types import Account, AccountKind, Actor, Grant, Limits
@@ -112,11 +112,4 @@ def _free(tx: Tx, kind: str, name: str, id: str) -> None:
 
 
 def _account(row: sqlite3.Row) -> Account:
-    return Account(
-        kind=row["kind"],
-        id=row["id"],
-        name=row["name"],
-        limits=limits_of(row),
-        created_at=row["created_at"],
-        closed_at=row["closed_at"],
-    )
+    return record(Account, row, limits=limits_of(row))

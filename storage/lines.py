@@ -13,7 +13,7 @@ from tidemill.errors import Conflict, InvariantBroken
 from tidemill.storage import chunks
 from tidemill.storage.queries import load
 from tidemill.storage.readers import Readers
-from tidemill.storage.records import params_of, text
+from tidemill.storage.records import params_of, record, text
 from tidemill.storage.results import Ended, batch_of, count, end_lines, parsed
 from tidemill.storage.writer import Merge, Tx, Writer
 from tidemill.types import (
@@ -162,7 +162,7 @@ class SqliteLines:
         """Result rows with ``seq > after``, both kinds, in commit order."""
         values = {"batch_seq": batch_seq, "after": after, "limit": limit}
         found = await self._readers.run(lambda conn: conn.execute(_Q["rows"], values).fetchall())
-        return [ResultRow(seq=row["seq"], kind=row["kind"], row=row["row"]) for row in found]
+        return [record(ResultRow, row) for row in found]
 
     async def _any_lapsed(self, now: int) -> bool:
         return await self._read("lapsed", {"now": now}) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,9 +17,12 @@ from tidemill.types import (
     Limits,
     Placement,
     Problem,
+    Record,
     Usage,
     UsageRow,
 )
+
+R = TypeVar("R", bound=Record)
 
 _facts = msgspec.json.Decoder(FileFacts)
 _params = msgspec.json.Decoder(BatchParams)
@@ -34,65 +38,35 @@ def text(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
+def record(kind: type[R], row: sqlite3.Row, **decoded: Any) -> R:
+    """A record of a row: each field is the column of its name, but for those that are given
+    ``decoded``. A field without a column is an error, also where it has a default."""
+    columns = (name for name in kind.__struct_fields__ if name not in decoded)
+    return kind(**{name: row[name] for name in columns}, **decoded)
+
+
 def file_record(row: sqlite3.Row) -> FileRecord:
     """A row of ``files`` with its ``batch_id``."""
-    return FileRecord(
-        seq=row["seq"],
-        id=row["id"],
-        owner=row["owner"],
-        filename=row["filename"],
-        purpose=row["purpose"],
-        kind=row["kind"],
-        bytes=row["bytes"],
-        created_at=row["created_at"],
-        expires_at=row["expires_at"],
-        facts=_facts.decode(row["facts"]),
-        batch_id=row["batch_id"],
-    )
+    return record(FileRecord, row, facts=_facts.decode(row["facts"]))
 
 
 def batch_record(row: sqlite3.Row) -> BatchRecord:
     """A row of ``batches``."""
-    return BatchRecord(
-        seq=row["seq"],
-        id=row["id"],
-        owner=row["owner"],
-        key_id=row["key_id"],
-        input_file_id=row["input_file_id"],
-        input_file_seq=row["input_file_seq"],
-        endpoint=row["endpoint"],
-        completion_window=row["completion_window"],
+    return record(
+        BatchRecord,
+        row,
         status=BatchStatus(row["status"]),
-        created_at=row["created_at"],
-        expires_at=row["expires_at"],
-        in_progress_at=row["in_progress_at"],
-        finalizing_at=row["finalizing_at"],
-        completed_at=row["completed_at"],
-        failed_at=row["failed_at"],
-        expired_at=row["expired_at"],
-        cancelling_at=row["cancelling_at"],
-        cancelled_at=row["cancelled_at"],
         metadata=None if row["metadata"] is None else _metadata.decode(row["metadata"]),
-        params=_params.decode(row["params"]),
-        output_expires_after_s=row["output_expires_after_s"],
-        total=row["total"],
-        completed=row["completed"],
-        failed=row["failed"],
+        params=params_of(row),
         usage=Usage(
             input=row["input_tokens"],
             cached=row["cached_tokens"],
             output=row["output_tokens"],
             reasoning=row["reasoning_tokens"],
         ),
-        model=row["model"],
-        lines_rerun=row["lines_rerun"],
-        problems=_problems.decode(row["problems"]),
-        output_file_id=row["output_file_id"],
-        error_file_id=row["error_file_id"],
-        placement=_placement.decode(row["placement"]),
-        max_cost=row["max_cost"],
-        cost=row["cost"],
-        held=row["held"],
+        problems=problems_of(row),
+        placement=placement_of(row),
+        waits=None,
     )
 
 
@@ -111,44 +85,16 @@ def placement_of(row: sqlite3.Row) -> Placement:
     return _placement.decode(row["placement"])
 
 
+def problems_of(row: sqlite3.Row) -> tuple[Problem, ...]:
+    """The problems of a row of ``batches`` or ``upstream_batches``."""
+    return _problems.decode(row["problems"])
+
+
 def key_record(row: sqlite3.Row) -> KeyRecord:
     """A row of ``keys``."""
-    return KeyRecord(
-        id=row["id"],
-        name=row["name"],
-        owner=row["owner"],
-        prefix=row["prefix"],
-        digest=row["digest"],
-        scopes=_scopes.decode(row["scopes"]),
-        created_at=row["created_at"],
-        expires_at=row["expires_at"],
-        revoked_at=row["revoked_at"],
-        team_id=row["team_id"],
-        user_id=row["user_id"],
-        limits=limits_of(row),
-        last_used_at=row["last_used_at"],
-    )
+    return record(KeyRecord, row, scopes=_scopes.decode(row["scopes"]), limits=limits_of(row))
 
 
 def usage_row(row: sqlite3.Row) -> UsageRow:
     """A row of ``usage`` with its ``batch_id``."""
-    return UsageRow(
-        owner=row["owner"],
-        key_id=row["key_id"],
-        model=row["model"],
-        execution=row["execution"],
-        tier=row["tier"],
-        usage=Usage(
-            input=row["input"],
-            cached=row["cached"],
-            output=row["output"],
-            reasoning=row["reasoning"],
-        ),
-        batch_id=row["batch_id"],
-        custom_id=row["custom_id"],
-        at=row["at"],
-        team_id=row["team_id"],
-        user_id=row["user_id"],
-        cost=row["cost"],
-        price=row["price"],
-    )
+    return record(UsageRow, row, usage=record(Usage, row))

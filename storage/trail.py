@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tidemill.storage.queries import load
 from tidemill.storage.readers import Readers
+from tidemill.storage.records import record
 from tidemill.storage.writer import Tx
 from tidemill.types import Actor, AuditEntry
 
@@ -43,4 +44,4 @@ class SqliteAudit:
         """Entries with ``seq > after``, oldest first; ``object`` keeps those about one id."""
         values = {"after": after, "limit": limit, "object": object}
         rows = await self._readers.run(lambda conn: conn.execute(_Q["page"], values).fetchall())
-        return [AuditEntry(**dict(row)) for row in rows]
+        return [record(AuditEntry, row) for row in rows]

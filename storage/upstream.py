@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
 from tidemill.crash import crash_point
 from tidemill.storage.queries import load
 from tidemill.storage.readers import Readers
-from tidemill.storage.records import text
+from tidemill.storage.records import problems_of, record, text
 from tidemill.storage.results import Ended, batch_of, end_lines, parsed
 from tidemill.storage.trail import note
 from tidemill.storage.writer import Tx, Writer
@@ -20,7 +19,6 @@ from tidemill.types import (
     TERMINAL,
     Leftover,
     LineState,
-    Problem,
     SettledBatch,
     Settlement,
     UpstreamBatch,
@@ -28,8 +26,6 @@ from tidemill.types import (
 )
 
 _Q = load("upstream")
-
-_problems = msgspec.json.Decoder(tuple[Problem, ...])
 
 
 class SqliteUpstream:
@@ -45,13 +41,7 @@ class SqliteUpstream:
         row = await self._readers.run(lambda conn: conn.execute(_Q["file"], values).fetchone())
         if row is None:
             return None
-        return UpstreamFile(
-            file_seq=row["file_seq"],
-            provider=row["provider"],
-            id=row["id"],
-            created_at=row["created_at"],
-            expires_at=row["expires_at"],
-        )
+        return record(UpstreamFile, row)
 
     async def keep_file(self, file: UpstreamFile) -> None:
         """Record or replace the provider's copy of an input file."""
@@ -176,9 +166,7 @@ def _settle(tx: Tx, settlements: Sequence[Settlement]) -> list[SettledBatch]:
 
 
 def _batch(row: sqlite3.Row) -> UpstreamBatch:
-    values: dict[str, Any] = {key: row[key] for key in UpstreamBatch.__struct_fields__}
-    values["problems"] = _problems.decode(row["problems"])
-    return UpstreamBatch(**values)
+    return record(UpstreamBatch, row, problems=problems_of(row))
 
 
 def _of_batch(provider: str, row: sqlite3.Row) -> Leftover:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from tidemill.cli import options
-from tidemill.cli.screen import Failed, batch_bar, emit, pairs, say, table, when
+from tidemill.cli.screen import Failed, batch_bar, emit, page, pairs, say, when
 from tidemill.wire import ENDPOINTS
 
 
@@ -51,35 +51,28 @@ def create(
 
 
 @batches.command("list")
-@click.option("--limit", type=int, default=20, show_default=True, help="Most batches to show.")
-@click.option("--after", metavar="ID", help="Go on after this batch.")
+@options.paged("batch", "batches", 20)
 @options.server
 @options.as_json
 def list_(limit: int, after: str | None, url: str, api_key: str | None, as_json: bool) -> None:
     """List batches, newest first."""
     with options.client(url, api_key) as client:
-        page = client.list_batches(limit=limit, after=after)
-    if as_json:
-        emit(page)
-        return
-    table(
+        found = client.list_batches(limit=limit, after=after)
+    page(
+        found,
         ("batch", "status", "done", "failed", "total", "created", "model"),
-        [
-            (
-                batch["id"],
-                batch["status"],
-                batch["request_counts"]["completed"],
-                batch["request_counts"]["failed"],
-                batch["request_counts"]["total"],
-                when(batch["created_at"]),
-                batch.get("model"),
-            )
-            for batch in page["data"]
-        ],
+        lambda batch: (
+            batch["id"],
+            batch["status"],
+            batch["request_counts"]["completed"],
+            batch["request_counts"]["failed"],
+            batch["request_counts"]["total"],
+            when(batch["created_at"]),
+            batch.get("model"),
+        ),
+        as_json=as_json,
         right="done,failed,total",
     )
-    if page["has_more"]:
-        say(f"There are more: --after {page['last_id']}")
 
 
 @batches.command()

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import click
 
 from tidemill.cli import options
-from tidemill.cli.screen import emit, pairs, say, table, when
+from tidemill.cli.screen import emit, page, pairs, say, when
 
 
 @click.group()
@@ -33,8 +33,7 @@ def upload(
 
 
 @files.command("list")
-@click.option("--limit", type=int, default=100, show_default=True, help="Most files to show.")
-@click.option("--after", metavar="ID", help="Go on after this file.")
+@options.paged("file", "files", 100)
 @click.option("--purpose", help="Only files of this purpose: batch or batch_output.")
 @options.server
 @options.as_json
@@ -48,27 +47,21 @@ def list_(
 ) -> None:
     """List files, newest first."""
     with options.client(url, api_key) as client:
-        page = client.list_files(limit=limit, after=after, purpose=purpose)
-    if as_json:
-        emit(page)
-        return
-    table(
+        found = client.list_files(limit=limit, after=after, purpose=purpose)
+    page(
+        found,
         ("file", "purpose", "bytes", "created", "expires", "name"),
-        [
-            (
-                file["id"],
-                file["purpose"],
-                file["bytes"],
-                when(file["created_at"]),
-                when(file.get("expires_at")),
-                file["filename"],
-            )
-            for file in page["data"]
-        ],
+        lambda file: (
+            file["id"],
+            file["purpose"],
+            file["bytes"],
+            when(file["created_at"]),
+            when(file.get("expires_at")),
+            file["filename"],
+        ),
+        as_json=as_json,
         right="bytes",
     )
-    if page["has_more"]:
-        say(f"There are more: --after {page['last_id']}")
 
 
 @files.command()

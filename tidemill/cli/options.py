@@ -45,6 +45,18 @@ def server(function: F) -> F:
     return url(DEFAULT_URL)(api_key(function))
 
 
+def paged(one: str, several: str, limit: int) -> Callable[[F], F]:
+    """``--limit`` and ``--after`` for commands that list ``several`` of something."""
+
+    def decorate(function: F) -> F:
+        after = click.option("--after", metavar="ID", help=f"Go on after this {one}.")
+        return click.option(
+            "--limit", type=int, default=limit, show_default=True, help=f"Most {several} to show."
+        )(after(function))
+
+    return decorate
+
+
 def client(url: str, api_key: str | None) -> TidemillClient:
     """A client that gives up on a dead server within a second or so: somebody is watching."""
     try:

@@ -89,6 +89,23 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, right: str =
     out().print(grid)
 
 
+def page(
+    found: dict[str, Any],
+    columns: Sequence[str],
+    row: Callable[[dict[str, Any]], Sequence[Any]],
+    *,
+    as_json: bool,
+    right: str = "",
+) -> None:
+    """A page of a list from the server, as ``table`` or as JSON, and how to go on after it."""
+    if as_json:
+        emit(found)
+        return
+    table(columns, [row(item) for item in found["data"]], right=right)
+    if found["has_more"]:
+        say(f"There are more: --after {found['last_id']}")
+
+
 _ID = re.compile(r"(batch|file|key|team|user)[-_]\w+")
 
 # Cells hold what models and strangers wrote: it must not steer the terminal.
