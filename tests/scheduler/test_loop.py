@@ -20,7 +20,9 @@ from tests.scheduler.arithmetic import (
     left_over,
     ticket,
 )
+from tidemill import native
 from tidemill.errors import EngineLost
+from tidemill.native import model
 from tidemill.scheduler import slots
 from tidemill.scheduler.loop import Fate, Gauges, Loop
 from tidemill.scheduler.plan import Limits
@@ -213,9 +215,14 @@ def test_a_parked_line_can_be_cancelled() -> None:
     assert got(line).closed
 
 
-def test_every_ticket_has_a_slot_that_says_where_it_stands() -> None:
+@pytest.mark.parametrize("pool", [native.SlotPool, model.SlotPool], ids=["chosen", "model"])
+def test_every_ticket_has_a_slot_that_says_where_it_stands(
+    monkeypatch: pytest.MonkeyPatch, pool: type[native.SlotPool]
+) -> None:
     """Staged while it waits, prefill until its first token, active, parked when it made way, and
-    free at the end; the gauges are counted from these."""
+    free at the end; the gauges are counted from these, with the pool in C++ where it was built and
+    with the one in Python."""
+    monkeypatch.setattr(slots, "SlotPool", pool)
     engine = Arithmetic(Limits(slots=1, rows=513, prefill=3))
     loop = Loop(engine)
 
@@ -243,7 +250,12 @@ def test_every_ticket_has_a_slot_that_says_where_it_stands() -> None:
     gauges = loop.gauges()
     assert (gauges.active, gauges.waiting, gauges.parked) == (1, 1, 1)
     assert (gauges.parks, gauges.resumes, gauges.requeues) == (1, 0, 0)
-    for key in (1, 2, 3):
+    loop.cancel(3)
+    loop._collect()
+    loop.turn()
+    assert loop.gauges().resumes == 1
+    assert got(line).tokens == by_itself(ticket(9, line.prompt, limit=len(got(line).tokens)))[0]
+    for key in (1, 2):
         loop.cancel(key)
     loop._collect()
     assert left_over(loop) == 0
