@@ -46,7 +46,8 @@ def logits(adapters: Sequence[Adapter] = ()) -> NDArray[np.float32]:
         key=1, seq=0, start=0, tokens=tokens, chooser=Chooser(model, Sampling())
     )
     stepper.step([chunk])
-    found = np.ctypeslib.as_array(C.llama_get_logits(stepper._ctx), shape=(model.n_vocab,)).copy()
+    context = stepper._contexts[0].handle
+    found = np.ctypeslib.as_array(C.llama_get_logits(context), shape=(model.n_vocab,)).copy()
     stepper.close()
     model.close()
     return found
