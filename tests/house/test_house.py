@@ -39,7 +39,11 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 def tracked() -> list[str]:
     """Paths that git knows, relative to the root."""
     done = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "-c", "safe.directory=*", "ls-files", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return [path for path in done.stdout.split("\0") if path]
 
