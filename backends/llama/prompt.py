@@ -12,6 +12,18 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tidemill.errors import EngineUnavailable, RequestRefused
 from tidemill.types import Generation
 
+_UNRENDERED = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+"""Template authors refuse with raise_exception; a field of a wrong type surfaces as any of the
+others, and so do a range or a recursion without end."""
+
 
 class Template:
     """A chat template and what can be told from its source."""
@@ -56,9 +68,7 @@ class Template:
                 bos_token=self._bos,
                 eos_token=self._eos,
             )
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as exc:
-            # Template authors refuse with raise_exception; a field of a wrong type surfaces as any
-            # of the others.
+        except _UNRENDERED as exc:
             raise RequestRefused(
                 f"The model's chat template cannot render these messages: {exc}.", param="messages"
             ) from exc
