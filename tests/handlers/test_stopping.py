@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from typing import Any, cast
+from unittest.mock import AsyncMock, MagicMock
 
 import anyio
 import httpx
@@ -74,8 +75,9 @@ async def test_the_drain_has_its_time_once(
     now = [1000.0]
     monkeypatch.setattr(clock, "monotonic", lambda: now[0])
     runner = Runner()
-    nothing = cast(Any, None)
-    server = Server(Settings(drain_seconds=20.0), nothing, {}, cast(Any, runner), nothing, nothing)
+    nothing, services = cast(Any, None), MagicMock()
+    services.arrears.close = AsyncMock()
+    server = Server(Settings(drain_seconds=20.0), nothing, {}, cast(Any, runner), services, nothing)
     if waited is not None:
         server.stop()
         now[0] += waited

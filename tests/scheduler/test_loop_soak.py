@@ -29,7 +29,7 @@ def empty(loop: Loop[str], engine: Arithmetic) -> None:
     assert not any(engine.memory.values())
     assert len(loop._memory._tree) == 0
     assert not loop._live
-    assert not loop._waiting
+    assert not any(loop._waiting)
     assert not loop._outside
 
 
@@ -215,7 +215,7 @@ def test_anybody_may_leave_before_any_step(parks: bool) -> None:
             if any(not got(t).closed for t in tickets):
                 loop._collect()
                 assert got(tickets[victim]).closed
-                loop.turn() if loop._live or loop._waiting else None
+                loop.turn() if loop._live or any(loop._waiting) else None
                 assert victim not in {c.key for c in engine.steps[-1]} or len(engine.steps) <= index
             finish(loop, tickets)
             for t in tickets:
