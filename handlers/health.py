@@ -50,7 +50,7 @@ async def _measure(given: Services) -> None:
         telemetry.REPLICA_UP.labels(model).set(replica.healthy)
         telemetry.REPLICA_LOADED.labels(model).set(replica.state == "loaded")
         telemetry.REPLICA_MEMORY.labels(model).set(replica.memory_bytes)
-        for kind in ("generated", "prefilled", "reused"):
+        for kind in ("generated", "prefilled", "reused", "drafted", "accepted"):
             tokens = getattr(replica, f"tokens_{kind}")
             telemetry.REPLICA_TOKENS.labels(model, kind).set(tokens)
         for state in ("active", "waiting", "parked", "held"):

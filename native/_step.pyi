@@ -23,8 +23,8 @@ class Step:
         """``context``: the address of a llama_context that outlives this."""
 
     def run(
-        self, chunks: list[tuple[int, int, list[int], Choice | None]]
-    ) -> tuple[int, list[tuple[int, bool, float | None, list[tuple[int, float]]]]]:
+        self, chunks: list[tuple[int, int, list[int], list[int], Choice | None]]
+    ) -> tuple[int, list[list[tuple[int, bool, float | None, list[tuple[int, float]]]]]]:
         """
-        Rows (seq, start, tokens, choice) to rc of llama_decode and (token, end, logprob, top).
+        (seq, start, tokens, drafts, choice) to rc and, by choice, [(token, end, logprob, top)].
         """

@@ -1,10 +1,11 @@
 """The native step: batch assembly, ``llama_decode`` and the choice of all tokens in one call.
 
-``Step.run`` takes chunks (seq, start, tokens, choice), sorted by seq, and answers the return code
-of ``llama_decode`` and, when that is 0, (token, end, logprob, top) for each choice in order; the
-token is -1 when the grammar allows none. It holds no GIL while it computes, so that other Python
-threads cost it nothing. It is there where llama-cpp-python was installed when this package was
-built; ``load`` says why it is not.
+``Step.run`` takes chunks (seq, start, tokens, drafts, choice), sorted by seq. It answers the return
+code of ``llama_decode`` and, when that is 0, for each choice in order all that was chosen: a token
+after the chunk's own and, while that is the next draft and not the end, one more. Each is (token,
+end, logprob, top); the token is -1 when the grammar allows none. It holds no GIL while it computes,
+so that other Python threads cost it nothing. It is there where llama-cpp-python was installed when
+this package was built; ``load`` says why it is not.
 """
 
 from __future__ import annotations

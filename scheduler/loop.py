@@ -21,6 +21,7 @@ from tidemill.scheduler.memory import Memory
 from tidemill.scheduler.plan import StepPlan, plan
 from tidemill.scheduler.sequence import Sequence
 from tidemill.scheduler.slots import PARKING_BYTES, Slots
+from tidemill.scheduler.speculation import Speculation
 from tidemill.scheduler.steps import (
     AnswerSink,
     Chunk,
@@ -70,13 +71,16 @@ class Loop(Generic[C]):
         errands: Errands | None = None,
         watch: Callable[[Seq[int]], None] = lambda keys: None,
         parking: int = PARKING_BYTES,
+        speculation: Speculation[C] | None = None,
     ) -> None:
         """``watch`` is told whom a step computes before it begins, and that it is over by an empty
-        sequence. ``parking``: bytes for the states of sequences that made way."""
+        sequence. ``parking``: bytes for the states of sequences that made way. Without
+        ``speculation``, or where the engine's memory cannot be trimmed, nothing is drafted."""
         self._engine, self._flush, self._watch = engine, flush, watch
         self._errands = errands or NoErrands()
         self._slots = Slots(engine, parking=parking)
         self._memory = Memory(engine, self._slots)
+        self._speculation = speculation if engine.reuses else None
         self._bell = threading.Condition()
         self._inbox: deque[Ticket[C]] = deque()
         self._cancels: set[int] = set()
@@ -89,11 +93,14 @@ class Loop(Generic[C]):
         """More than there are slots for; by lane, then arrival."""
         self._full: set[int] = set()
         """Classes whose memory ran out before the ids did: nobody enters until somebody leaves."""
+        self._cramped = False
+        """Memory had no room for drafts: there are none until somebody leaves."""
         self._order = 0
         self._arrived = Counter[Lane]()
         self._alone = False
         """The next step is that of the sequence that is computed alone."""
         self._generated = self._prefilled = self._reused = 0
+        self._drafted = self._accepted = 0
 
     # --- any thread
 
@@ -151,6 +158,8 @@ class Loop(Generic[C]):
             tokens_generated=self._generated,
             tokens_prefilled=self._prefilled,
             tokens_reused=self._reused,
+            tokens_drafted=self._drafted,
+            tokens_accepted=self._accepted,
             parks=slots["parks"],
             resumes=slots["resumes"],
             requeues=slots["requeues"],
@@ -172,10 +181,28 @@ class Loop(Generic[C]):
             for ids in self._engine.limits.ids:
                 if some := [chunk for chunk in chunks if chunk.seq in ids]:
                     self._watch([chunk.key for chunk in some])
-                    seen = self._engine.step(some)
+                    some, seen = self._compute(some, ids, alone=step.alone)
                     self._watch(())
                     self._observe(some, seen, ids)
         self._flush(self.gauges())
+
+    def _compute(
+        self, chunks: list[Chunk[C]], ids: range, *, alone: bool
+    ) -> tuple[list[Chunk[C]], Observation]:
+        """The step of one class, with drafts where they pay."""
+        if self._speculation is None or self._cramped or alone:
+            return chunks, self._engine.step(chunks)
+        limits = self._engine.limits
+        chunks = self._speculation.begin(
+            chunks,
+            self._live,
+            rows=limits.rows - limits.slots + len(ids),
+            context=limits.classes[limits.ids.index(ids)].context,
+        )
+        seen = self._engine.step(chunks)
+        if seen.fate == "done":
+            self._speculation.end(chunks, seen.sampled)
+        return chunks, seen
 
     def _errand_rows(self) -> int:
         """An errand lengthens the step as prompts do, and has their budget."""
@@ -285,7 +312,10 @@ class Loop(Generic[C]):
 
     def _observe(self, chunks: list[Chunk[C]], seen: Observation, ids: range) -> None:
         if seen.fate == "no_room":
-            self._make_room(ids)
+            if any(chunk.drafts for chunk in chunks):
+                self._cramped = True
+            else:
+                self._make_room(ids)
             return
         if seen.fate == "lost":
             self._memory.lost(ids)
@@ -301,20 +331,33 @@ class Loop(Generic[C]):
             sequence.done += len(chunk.tokens)
             self._prefilled += max(0, min(sequence.done, sequence.prompt_len) - chunk.start)
             if chunk.key in seen.sampled:
-                self._take(sequence, seen.sampled[chunk.key])
+                self._take(sequence, chunk, seen.sampled[chunk.key])
 
-    def _take(self, sequence: Sequence[C], sampled: Sampled) -> None:
+    def _take(self, sequence: Sequence[C], chunk: Chunk[C], sampled: list[Sampled]) -> None:
+        reason = None
+        for one in sampled:
+            reason = self._take_one(sequence, one)
+            if reason is not None:  # what was chosen after it is no part of the answer
+                break
+        if chunk.drafts:
+            accepted = len(sampled) - 1
+            self._drafted += len(chunk.drafts)
+            self._accepted += accepted
+            # The memory holds all drafts: those that were not taken go.
+            sequence.done = min(sequence.done + accepted, len(sequence.tokens))
+            if sequence.done < chunk.start + len(chunk.tokens) + len(chunk.drafts):
+                self._engine.trim(chunk.seq, sequence.done)
+        if reason is not None:
+            self._retire(sequence, reason=reason)
+
+    def _take_one(self, sequence: Sequence[C], sampled: Sampled) -> FinishReason | None:
         if sampled.end:
-            self._retire(sequence, reason="stop")
-            return
+            return "stop"
         self._generated += 1
         self._slots.activate(sequence.slot)
         sequence.tokens.append(sampled.token)
         reason = sequence.answer.take(sampled)
-        if reason is None and len(sequence.tokens) - sequence.prompt_len >= sequence.limit:
-            reason = "length"
-        if reason is not None:
-            self._retire(sequence, reason=reason)
+        return "length" if reason is None and sequence.answered >= sequence.limit else reason
 
     def _on(self, ids: range) -> list[Sequence[C]]:
         return [sequence for sequence in self._live.values() if sequence.seq in ids]
@@ -363,6 +406,7 @@ class Loop(Generic[C]):
     ) -> None:
         """Over: finished, failed, or (with neither) cancelled."""
         self._full.clear()
+        self._cramped = False
         self._drop(sequence)
         if error is not None:
             sequence.answer.fail(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
+from tidemill.scheduler.lookup import Lookup
 from tidemill.scheduler.plan import Candidate, Limits
 from tidemill.scheduler.steps import Chunk, Ticket
 from tidemill.types import Lane
@@ -28,6 +29,7 @@ class Sequence(Generic[C]):
         "klass",
         "lane",
         "limit",
+        "lookup",
         "order",
         "outgrown",
         "parked",
@@ -56,9 +58,15 @@ class Sequence(Generic[C]):
         self.tokens, self.prompt_len = list(ticket.prompt), len(ticket.prompt)
         self.limit, self.chooser, self.answer = ticket.limit, ticket.chooser, ticket.answer
         self.alone, self.scope = ticket.alone, ticket.scope
+        self.lookup = Lookup()
         self.done = 0
         self.seq: int | None = None
         self.started = self.parked = self.reused = False
+
+    @property
+    def answered(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self.tokens) - self.prompt_len
 
     def candidate(self) -> Candidate:
         """As the planner sees it."""
@@ -68,7 +76,7 @@ class Sequence(Generic[C]):
             lane=self.lane,
             order=self.order,
             left=min(left, self._fixed()) if self.alone else left,
-            decoding=left == 1 and len(self.tokens) > self.prompt_len,
+            decoding=left == 1 and self.answered > 0,
             seq=self.seq,
             klass=self.klass,
             alone=self.alone,

@@ -26,7 +26,7 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Chunk(msgspec.Struct, Generic[C], frozen=True, kw_only=True):
-    """Rows of one sequence in one step: ``tokens`` at positions ``start ..``."""
+    """Rows of one sequence in one step: ``tokens`` at positions ``start ..``, then ``drafts``."""
 
     key: int
     seq: int
@@ -34,6 +34,9 @@ class Chunk(msgspec.Struct, Generic[C], frozen=True, kw_only=True):
     tokens: list[int]
     chooser: C | None
     """None: no token is chosen after this chunk."""
+    drafts: list[int] = []
+    """Tokens that may be chosen next, computed ahead; only with a chooser. A token is chosen after
+    ``tokens``; while it is the next draft and not the end, another one after that."""
 
 
 Fate = Literal["done", "no_room", "aborted", "lost"]
@@ -48,8 +51,9 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     fate: Fate = "done"
-    sampled: dict[int, Sampled] = {}
-    """By key, one for each chunk with a chooser."""
+    sampled: dict[int, list[Sampled]] = {}
+    """By key, for each chunk with a chooser: all that were chosen, in order. All but the last are
+    drafts, whose memory is there; the memory of drafts beyond them is to be trimmed."""
     reason: str = ""
 
 
@@ -158,6 +162,10 @@ class Gauges(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens that were computed."""
     tokens_reused: int = 0
     """Prompt tokens that were there already."""
+    tokens_drafted: int = 0
+    """Tokens that were looked up and computed ahead."""
+    tokens_accepted: int = 0
+    """Those of them that were then chosen."""
     parks: int = 0
     resumes: int = 0
     requeues: int = 0

@@ -18,3 +18,9 @@ def now_f() -> float:
 def monotonic() -> float:
     """Seconds on a clock that never goes back, for durations."""
     return time.monotonic()
+
+
+def computed() -> float:
+    """Seconds of processor time of the calling thread: what its work takes, whoever else is at work
+    on this machine."""
+    return time.thread_time()

@@ -131,6 +131,7 @@ def _spec(entry: Model, settings: Settings) -> EngineSpec:
         headroom=settings.interactive_headroom,
         step_timeout_s=settings.step_timeout_seconds,
         weights=entry.weights or settings.weights,
+        speculation=settings.speculation,
         adapters=entry.adapters,
     )
 

@@ -197,6 +197,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "Layout of the weights: auto rewrites formats that are slow on a CPU, near-losslessly."
         ),
     ] = "auto"
+    speculation: Annotated[
+        Literal["auto", "off"],
+        _row("Compute ahead what an answer may copy from its prompt: where it pays, or never."),
+    ] = "auto"
     deterministic: Annotated[
         bool, _row("Every answer is computed alone: the same text on every run, one at a time.")
     ] = False

@@ -770,6 +770,10 @@ class ReplicaStatus(Record, frozen=True, kw_only=True):
     """Prompt tokens that were computed."""
     tokens_reused: int = 0
     """Prompt tokens that were there already: prefixes shared with other requests."""
+    tokens_drafted: int = 0
+    """Tokens that were looked up in what a sequence had said, and computed ahead."""
+    tokens_accepted: int = 0
+    """Those of them that were then chosen."""
     parks: int = 0
     """States written to the arena, of sequences and conversations."""
     resumes: int = 0
@@ -819,6 +823,8 @@ class EngineSpec(Record, frozen=True, kw_only=True):
     """The layout of the weights; others than the model's own are made once and cached."""
     adapters: tuple[Adapter, ...] = ()
     """Added to every answer, in every context of the model."""
+    speculation: Literal["auto", "off"] = "auto"
+    """Whether tokens that an answer may copy are computed ahead where that pays."""
 
 
 class PoolStatus(Record, frozen=True, kw_only=True):

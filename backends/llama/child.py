@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from tidemill import clock
 from tidemill.backends.llama import messages as m
 from tidemill.backends.llama.blackbox import Blackbox
 from tidemill.backends.llama.embedder import Embedder, Inputs
@@ -30,8 +31,9 @@ from tidemill.backends.llama.size import Size
 from tidemill.backends.llama.stepper import restriction
 from tidemill.errors import EngineUnavailable, RequestRefused, TidemillError
 from tidemill.scheduler.loop import Loop
+from tidemill.scheduler.speculation import Speculation
 from tidemill.scheduler.steps import Gauges
-from tidemill.types import ModelCard, Piece, Usage
+from tidemill.types import EngineSpec, ModelCard, Piece, Usage
 
 ERROR = 4
 
@@ -141,7 +143,11 @@ class Child:
             stepper.open()
         self._desk = Desk(model, template, context=size.context)
         self._loop: Loop[Chooser] = Loop(
-            stepper, flush=outbox.flush, errands=self._embedder, watch=box.computing
+            stepper,
+            flush=outbox.flush,
+            errands=self._embedder,
+            watch=box.computing,
+            speculation=_speculation(spec, model),
         )
         card = ModelCard(
             id=load.name,
@@ -218,6 +224,14 @@ class Child:
 
         self._embedder.submit(Inputs(key=key, lane=question.lane, tokens=tokens, done=done))
         self._loop.wake()
+
+
+def _speculation(spec: EngineSpec, model: Model) -> Speculation[Chooser] | None:
+    """What a row costs is the processor time of the engine's thread, so that other programs do not
+    count; a GPU's time is seen by the clock only."""
+    if spec.speculation == "off":
+        return None
+    return Speculation(now=clock.monotonic if model.on_gpu else clock.computed)
 
 
 def die_with_parent(parent: int) -> None:

@@ -39,12 +39,12 @@ from tidemill.types import (
 MOST_IN_HAND = 16_384
 """Requests that one replica holds; more are told to come again."""
 STRIKES = 3
+"""Deaths of an engine while it was at work on one request that make that request the reason."""
 _TOTALS = (
-    "tokens_generated", "tokens_prefilled", "tokens_reused", "parks", "resumes", "requeues",
-    "refused",
+    "tokens_generated", "tokens_prefilled", "tokens_reused", "tokens_drafted", "tokens_accepted",
+    "parks", "resumes", "requeues", "refused",
 )  # fmt: skip
 """Gauges that only grow, and go on over restarts."""
-"""Deaths of an engine while it was at work on one request that make that request the reason."""
 
 
 class Lost(NamedTuple):

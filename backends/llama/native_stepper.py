@@ -51,24 +51,24 @@ class NativeStepper(Stepper):
 
     def _run(
         self, context: Context, chunks: list[Chunk[Chooser]]
-    ) -> tuple[int, dict[int, Sampled]]:
+    ) -> tuple[int, dict[int, list[Sampled]]]:
         first = context.first
         rc, chosen = self._native[context].run(
-            [(c.seq - first, c.start, c.tokens, self._choice(c.chooser)) for c in chunks]
+            [(c.seq - first, c.start, c.tokens, c.drafts, self._choice(c.chooser)) for c in chunks]
         )
         asked = (chunk for chunk in chunks if chunk.chooser is not None)
         return rc, {
-            chunk.key: Sampled(token=token, end=True)
-            if end
-            else Sampled(
-                token=token,
-                piece=self._model.piece(token),
-                logprob=None
-                if logprob is None
-                else named_logprob(self._model, token, logprob, top),
-            )
-            for chunk, (token, end, logprob, top) in zip(asked, chosen, strict=rc == 0)
+            chunk.key: [self._named(*one) for one in some]
+            for chunk, some in zip(asked, chosen, strict=rc == 0)
         }
+
+    def _named(
+        self, token: int, end: bool, logprob: float | None, top: list[tuple[int, float]]
+    ) -> Sampled:
+        if end:
+            return Sampled(token=token, end=True)
+        named = None if logprob is None else named_logprob(self._model, token, logprob, top)
+        return Sampled(token=token, piece=self._model.piece(token), logprob=named)
 
     def _choice(self, chooser: Chooser | None) -> Any:
         if chooser is None:

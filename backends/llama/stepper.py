@@ -64,7 +64,7 @@ class Stepper:
     def step(self, chunks: list[Chunk[Chooser]]) -> Observation:
         """Compute chunks of one class and choose a token after each that has a chooser."""
         context = self._at(chunks[0].seq)
-        rows = sum(len(chunk.tokens) for chunk in chunks)
+        rows = sum(len(chunk.tokens) + len(chunk.drafts) for chunk in chunks)
         # llama.cpp asserts this, and its assertions end the process.
         assert 0 < rows <= context.rows, f"{rows} rows in a step of {context.rows}"
         rc, sampled = self._run(context, chunks)
@@ -124,24 +124,30 @@ class Stepper:
 
     def _run(
         self, context: Context, chunks: list[Chunk[Chooser]]
-    ) -> tuple[int, dict[int, Sampled]]:
+    ) -> tuple[int, dict[int, list[Sampled]]]:
         """What ``llama_decode`` returns and, if that is 0, the chosen tokens by key."""
         rc = int(C.llama_decode(context.handle, self._batch.fill(chunks, context.first)))
         return rc, self._sample(context, chunks) if rc == 0 else {}
 
-    def _sample(self, context: Context, chunks: list[Chunk[Chooser]]) -> dict[int, Sampled]:
+    def _sample(self, context: Context, chunks: list[Chunk[Chooser]]) -> dict[int, list[Sampled]]:
         asked = [chunk for chunk in chunks if chunk.chooser is not None]
         if not asked:
             return {}
-        shape = (len(asked), self._model.n_vocab)
+        shape = (sum(1 + len(chunk.drafts) for chunk in asked), self._model.n_vocab)
         # Rows of output in batch order; valid until the next decode.
         logits = np.ctypeslib.as_array(C.llama_get_logits(context.handle), shape=shape)
         greedy = logits.argmax(axis=1) if all(_is_greedy(chunk) for chunk in asked) else None
-        sampled: dict[int, Sampled] = {}
-        for i, chunk in enumerate(asked):
+        sampled: dict[int, list[Sampled]] = {}
+        first = 0
+        for chunk in asked:
             assert chunk.chooser is not None
-            token = chunk.chooser.choose(logits[i]) if greedy is None else int(greedy[i])
-            sampled[chunk.key] = self._sampled(chunk.chooser, logits[i], token)
+            chosen = sampled[chunk.key] = []
+            for i, draft in enumerate([*chunk.drafts, None], first):
+                token = chunk.chooser.choose(logits[i]) if greedy is None else int(greedy[i])
+                chosen.append(self._sampled(chunk.chooser, logits[i], token))
+                if chosen[-1].end or token != draft:
+                    break
+            first += 1 + len(chunk.drafts)
         return sampled
 
     def _sampled(self, chooser: Chooser, logits: NDArray[np.float32], token: int | None) -> Sampled:
@@ -198,11 +204,12 @@ class _Batch:
         at = 0
         self._logits[:] = 0
         for chunk in chunks:
-            n = len(chunk.tokens)
-            self._token[at : at + n] = chunk.tokens
+            n = len(chunk.tokens) + len(chunk.drafts)
+            self._token[at : at + n] = chunk.tokens + chunk.drafts
             self._pos[at : at + n] = np.arange(chunk.start, chunk.start + n)
             self._seq[at : at + n] = chunk.seq - first
             at += n
-            self._logits[at - 1] = chunk.chooser is not None
+            if chunk.chooser is not None:
+                self._logits[at - 1 - len(chunk.drafts) : at] = 1
         self._batch.n_tokens = at
         return self._batch

@@ -129,4 +129,15 @@ Chosen choose(const Choice& choice, const float* logits, const llama_vocab* voca
   return chosen;
 }
 
+std::vector<Chosen> choose_on(const Choice& choice, const std::vector<llama_token>& drafts, const float* logits,
+                              const llama_vocab* vocab) {
+  const auto n = static_cast<std::size_t>(llama_vocab_n_tokens(vocab));
+  std::vector<Chosen> chosen{choose(choice, logits, vocab)};
+  for (const llama_token draft : drafts) {
+    if (chosen.back().end || chosen.back().token != draft) break;
+    chosen.push_back(choose(choice, logits + chosen.size() * n, vocab));
+  }
+  return chosen;
+}
+
 }  // namespace tidemill

@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <vector>
@@ -39,7 +40,7 @@ class Batch {
     output_[rows_] = 0;
     ++rows_;
   }
-  void want_last() { output_[rows_ - 1] = 1; }
+  void want_last(std::size_t n) { std::fill_n(output_.begin() + static_cast<std::ptrdiff_t>(rows_ - n), n, 1); }
 
   llama_batch get() {
     return {static_cast<std::int32_t>(rows_), token_.data(), nullptr,       pos_.data(),
@@ -75,12 +76,24 @@ class Step {
     }
     nb::list answer;
     if (rc == 0) {
-      for (const Chosen& c : chosen_) answer.append(nb::make_tuple(c.token, c.end, c.logprob, c.top));
+      for (const Asked& asked : asked_) {
+        nb::list chosen;
+        for (const Chosen& c : asked.chosen) chosen.append(nb::make_tuple(c.token, c.end, c.logprob, c.top));
+        answer.append(chosen);
+      }
     }
     return nb::make_tuple(rc, answer);
   }
 
  private:
+  /// What a chunk with a choice asks for, and gets.
+  struct Asked {
+    Choice choice;
+    std::size_t row;  ///< its first row of output; one more for each draft
+    std::vector<llama_token> drafts;
+    std::vector<Chosen> chosen;
+  };
+
   static llama_context* existing(std::uintptr_t address) {
     if (address == 0) throw std::invalid_argument("there is no context at address 0");
     return reinterpret_cast<llama_context*>(address);
@@ -88,42 +101,48 @@ class Step {
 
   void read(const nb::list& chunks) {
     batch_.clear();
-    choices_.clear();
+    asked_.clear();
+    std::size_t outputs = 0;
     for (const nb::handle item : chunks) {
       const auto chunk = nb::cast<nb::tuple>(item);
-      if (chunk.size() != 4) throw std::invalid_argument("a chunk is (seq, start, tokens, choice)");
+      if (chunk.size() != 5) throw std::invalid_argument("a chunk is (seq, start, tokens, drafts, choice)");
       const auto seq = nb::cast<llama_seq_id>(chunk[0]);
       auto pos = nb::cast<llama_pos>(chunk[1]);
       const auto tokens = nb::cast<nb::list>(chunk[2]);
+      auto drafts = nb::cast<std::vector<llama_token>>(chunk[3]);
       if (tokens.size() == 0) throw std::invalid_argument("a chunk has at least one token");
-      if (tokens.size() > batch_.room() - batch_.rows()) {
+      if (!drafts.empty() && chunk[4].is_none()) throw std::invalid_argument("drafts need a choice");
+      if (tokens.size() + drafts.size() > batch_.room() - batch_.rows()) {
         // llama.cpp asserts this, and its assertions end the process.
         throw std::invalid_argument("more rows than the context's batch has room for");
       }
       for (const nb::handle token : tokens) batch_.add(nb::cast<llama_token>(token), pos++, seq);
-      if (!chunk[3].is_none()) {
-        batch_.want_last();
-        choices_.push_back(nb::cast<const Choice&>(chunk[3]));
+      for (const llama_token draft : drafts) batch_.add(draft, pos++, seq);
+      if (!chunk[4].is_none()) {
+        const std::size_t rows = 1 + drafts.size();
+        batch_.want_last(rows);
+        asked_.push_back({nb::cast<const Choice&>(chunk[4]), outputs, std::move(drafts), {}});
+        outputs += rows;
       }
     }
     if (batch_.rows() == 0) throw std::invalid_argument("a step has at least one row");
   }
 
   void sample() {
-    chosen_.resize(choices_.size());
-    if (choices_.empty()) return;
+    if (asked_.empty()) return;
     // Rows of output in batch order; valid until the next decode.
     const float* logits = llama_get_logits(context_);
     const auto n_vocab = static_cast<std::size_t>(llama_vocab_n_tokens(vocab_));
-    workers_.each(choices_.size(),
-                  [&](std::size_t k) { chosen_[k] = choose(choices_[k], logits + k * n_vocab, vocab_); });
+    workers_.each(asked_.size(), [&](std::size_t k) {
+      Asked& asked = asked_[k];
+      asked.chosen = choose_on(asked.choice, asked.drafts, logits + asked.row * n_vocab, vocab_);
+    });
   }
 
   llama_context* context_;
   const llama_vocab* vocab_ = nullptr;
   Batch batch_;
-  std::vector<Choice> choices_;
-  std::vector<Chosen> chosen_;
+  std::vector<Asked> asked_;
   Workers workers_;
 };
 
@@ -159,7 +178,7 @@ NB_MODULE(_step, m) {
       .def(nb::init<std::uintptr_t, std::size_t>(), "context"_a, "threads"_a = 1,
            "``context``: the address of a llama_context that outlives this.")
       .def("run", &Step::run, "chunks"_a,
-           nb::sig("def run(self, chunks: list[tuple[int, int, list[int], Choice | None]]) -> "
-                   "tuple[int, list[tuple[int, bool, float | None, list[tuple[int, float]]]]]"),
-           "Rows (seq, start, tokens, choice) to rc of llama_decode and (token, end, logprob, top).");
+           nb::sig("def run(self, chunks: list[tuple[int, int, list[int], list[int], Choice | None]]) -> "
+                   "tuple[int, list[list[tuple[int, bool, float | None, list[tuple[int, float]]]]]]"),
+           "(seq, start, tokens, drafts, choice) to rc and, by choice, [(token, end, logprob, top)].");
 }

@@ -60,19 +60,22 @@ class NativeStepper(Stepper):
     def step(self, chunks: list[Chunk[Chooser]]) -> Observation:
         """One call for all sequences."""
         rc, chosen = self._native.run(
-            [(c.seq, c.start, c.tokens, self._choice(c.chooser)) for c in chunks]
+            [(c.seq, c.start, c.tokens, c.drafts, self._choice(c.chooser)) for c in chunks]
         )
         assert rc == 0
         asked = [c for c in chunks if c.chooser is not None]
         return Observation(
             sampled={
-                chunk.key: Sampled(
-                    token=token,
-                    end=end,
-                    piece=b"" if end else self._model.piece(token),
-                    logprob=None if logprob is None else self._logprob(token, logprob, top),
-                )
-                for chunk, (token, end, logprob, top) in zip(asked, chosen, strict=True)
+                chunk.key: [
+                    Sampled(
+                        token=token,
+                        end=end,
+                        piece=b"" if end else self._model.piece(token),
+                        logprob=None if logprob is None else self._logprob(token, logprob, top),
+                    )
+                    for token, end, logprob, top in some
+                ]
+                for chunk, some in zip(asked, chosen, strict=True)
             }
         )
 
@@ -205,7 +208,7 @@ def test_logprobs_match_a_float64_reference(model: Model) -> None:
     stepper = NativeStepper(model, slots=1, context=256, threads=1, headroom=0)
     stepper.open()
     prompt = model.tokenize("The tide comes in and", special=True, parse=False)
-    [(token, end, logprob, top)] = stepper._native.run([(0, 0, prompt, Choice(top=20))])[1]
+    [[(token, end, logprob, top)]] = stepper._native.run([(0, 0, prompt, [], Choice(top=20))])[1]
     raw = np.ctypeslib.as_array(
         C.llama_get_logits(stepper._contexts[0].handle), shape=(model.n_vocab,)
     )
@@ -226,10 +229,12 @@ def test_a_step_that_llama_cpp_would_abort_on_is_refused_before(model: Model) ->
     run = stepper._native.run
     rows = int(C.llama_n_batch(stepper._contexts[0].handle))
     for chunks, message in (
-        ([(0, 0, [1] * (rows + 1), None)], "more rows"),
+        ([(0, 0, [1] * (rows + 1), [], None)], "more rows"),
+        ([(0, 0, [1] * (rows - 1), [1, 1], Choice())], "more rows"),
         ([], "at least one row"),
-        ([(0, 0, [], None)], "at least one token"),
-        ([(0, 0, [1])], r"a chunk is \(seq, start, tokens, choice\)"),
+        ([(0, 0, [], [], None)], "at least one token"),
+        ([(0, 0, [1], [1], None)], "drafts need a choice"),
+        ([(0, 0, [1], None)], r"a chunk is \(seq, start, tokens, drafts, choice\)"),
     ):
         with pytest.raises(ValueError, match=message):
             run(chunks)  # type: ignore[arg-type]
@@ -237,9 +242,9 @@ def test_a_step_that_llama_cpp_would_abort_on_is_refused_before(model: Model) ->
         Step(0)
     with pytest.raises(ValueError, match="at least one thread"):
         Step(stepper._contexts[0].handle, 0)
-    assert run([(0, 0, [1, 2, 3], None)]) == (0, [])
-    assert run([(0, 3, [1] * (rows - 2), None)])[0] == 1, "no room is an answer"
-    assert run([(0, 3, [model.n_vocab + 5], None)])[0] < 0, "and so is a bad token"
+    assert run([(0, 0, [1, 2, 3], [], None)]) == (0, [])
+    assert run([(0, 3, [1] * (rows - 2), [], None)])[0] == 1, "no room is an answer"
+    assert run([(0, 3, [model.n_vocab + 5], [], None)])[0] < 0, "and so is a bad token"
     stepper.close()
 
 
@@ -261,7 +266,7 @@ def test_other_python_threads_run_while_the_step_computes(model: Model) -> None:
     try:
         gate.release()
         assert not ran.is_set()
-        stepper._native.run([(0, 0, [1] * 200, None)])
+        stepper._native.run([(0, 0, [1] * 200, [], None)])
         assert ran.is_set()
     finally:
         sys.setswitchinterval(interval)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from array import array
+from collections.abc import Callable
 
 from tidemill.errors import TidemillError
 from tidemill.scheduler.loop import Chunk, Fate, Loop, Observation, Sampled, Ticket
@@ -19,6 +20,15 @@ def successor(tokens: list[int]) -> int:
     return 1 + (sum((i + 1) * t for i, t in enumerate(tokens)) % 97)
 
 
+def parrot(tokens: list[int]) -> int:
+    """A model that copies: it goes round in circles of 5 tokens, which change now and then, and now
+    and then it says what it never said."""
+    n = len(tokens)
+    if n % 11 == 0:
+        return successor(tokens)
+    return 20 + n % 5 + n // 40
+
+
 class Arithmetic:
     """An engine that remembers tokens per sequence id, and refuses what llama.cpp would abort on.
 
@@ -27,8 +37,15 @@ class Arithmetic:
     """
 
     def __init__(
-        self, limits: Limits, *, room: int = 10**9, parks: bool = True, reuses: bool = False
+        self,
+        limits: Limits,
+        *,
+        room: int = 10**9,
+        parks: bool = True,
+        reuses: bool = False,
+        model: Callable[[list[int]], int] = successor,
     ) -> None:
+        self.model = model
         self.limits, self.room, self.parks, self.reuses = limits, room, parks, reuses
         self.fates: list[Fate] = []
         self.memory: dict[int, list[int]] = {}
@@ -37,15 +54,16 @@ class Arithmetic:
 
     def step(self, chunks: list[Chunk[str]]) -> Observation:
         assert chunks
-        assert sum(len(c.tokens) for c in chunks) <= self.limits.rows
+        rows = sum(len(c.tokens) + len(c.drafts) for c in chunks)
         seqs = [c.seq for c in chunks]
         assert seqs == sorted(set(seqs))
         [klass] = {self.limits.class_of(seq) for seq in seqs}
         ids, context = self.limits.ids[klass], self.limits.classes[klass].context
-        assert all(c.start + len(c.tokens) <= context for c in chunks)
+        assert rows <= self.limits.rows - self.limits.slots + len(ids)
+        assert all(c.start + len(c.tokens) + len(c.drafts) <= context for c in chunks)
         self.steps.append(chunks)
         fate: Fate = self.fates.pop(0) if self.fates else "done"
-        needed = sum(len(m) for m in self.memory.values()) + sum(len(c.tokens) for c in chunks)
+        needed = sum(len(m) for m in self.memory.values()) + rows
         if fate == "no_room" or needed > self.room:
             return Observation(fate="no_room")
         if fate == "lost":
@@ -61,9 +79,19 @@ class Arithmetic:
             assert len(known) == chunk.start, "positions must follow on"
             known.extend(chunk.tokens)
             if chunk.chooser is not None:
-                token = successor(known)
-                sampled[chunk.key] = Sampled(token=token, piece=bytes([token]), end=token % 13 == 0)
+                sampled[chunk.key] = self._choose(known, chunk.drafts)
+                known.extend(chunk.drafts)
         return Observation(fate=fate, sampled=sampled if fate == "done" else {})
+
+    def _choose(self, known: list[int], drafts: list[int]) -> list[Sampled]:
+        chosen = []
+        for draft in [*drafts, None]:
+            token = self.model([*known, *drafts[: len(chosen)]])
+            end = token % 13 == 0
+            chosen.append(Sampled(token=token, piece=bytes([token]), end=end))
+            if end or token != draft:
+                break
+        return chosen
 
     def forget(self, seq: int) -> None:
         self.memory.pop(seq, None)
@@ -159,11 +187,13 @@ def got(t: Ticket[str]) -> Collected:
     return t.answer
 
 
-def by_itself(t: Ticket[str]) -> tuple[list[int], FinishReason]:
+def by_itself(
+    t: Ticket[str], model: Callable[[list[int]], int] = successor
+) -> tuple[list[int], FinishReason]:
     """What the model says to a prompt when nobody else is there."""
     tokens, out = list(t.prompt), list[int]()
     while True:
-        token = successor(tokens)
+        token = model(tokens)
         if token % 13 == 0:
             return out, "stop"
         out.append(token)

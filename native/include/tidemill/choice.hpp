@@ -33,4 +33,9 @@ std::size_t argmax(const float* values, std::size_t n);
 /// makes it look at many. Log-probabilities are the model's own: before chain and grammar.
 Chosen choose(const Choice& choice, const float* logits, const llama_vocab* vocab);
 
+/// Choose a token from the first row of `logits` and, while it is the next of `drafts` and not the end, another one
+/// from the next row. There are `drafts.size() + 1` rows.
+std::vector<Chosen> choose_on(const Choice& choice, const std::vector<llama_token>& drafts, const float* logits,
+                              const llama_vocab* vocab);
+
 }  // namespace tidemill

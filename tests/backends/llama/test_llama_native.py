@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from tidemill.backends.llama import grammar, native_stepper
@@ -11,7 +13,8 @@ from tidemill.backends.llama.native_stepper import NativeStepper, stepper_class
 from tidemill.backends.llama.sampling import Chooser
 from tidemill.backends.llama.stepper import Stepper
 from tidemill.errors import TidemillError
-from tidemill.scheduler.loop import Loop, Sampled, Ticket
+from tidemill.scheduler.loop import Gauges, Loop, Sampled, Ticket
+from tidemill.scheduler.speculation import Speculation
 from tidemill.types import FinishReason, Lane, Sampling
 
 pytestmark = pytest.mark.llama
@@ -46,9 +49,10 @@ class Kept:
         self.over = True
 
 
-def run(kind: type[Stepper], model: Model) -> list[Kept]:
+def run(kind: type[Stepper], model: Model, *, drafts: bool) -> tuple[list[Kept], Gauges]:
     """Nine requests on four slots, with a shared beginning: greedy, drawn, with log
-    probabilities, under a grammar, and one alone."""
+    probabilities, under a grammar, and one alone. ``drafts``: as many as there can be, since this
+    clock says that every step takes as long as any other."""
     gbnf = grammar.from_schema({"type": "array", "items": {"type": "integer"}}, param="p")
     choosers = [
         Chooser(model, Sampling()),
@@ -63,14 +67,16 @@ def run(kind: type[Stepper], model: Model) -> list[Kept]:
     ]
     stepper = kind(model, slots=4, context=256, threads=1, headroom=1)
     stepper.open()
-    loop: Loop[Chooser] = Loop(stepper)
+    ticks = itertools.count()
+    speculation: Speculation[Chooser] = Speculation(now=lambda: float(next(ticks)))
+    loop: Loop[Chooser] = Loop(stepper, speculation=speculation if drafts else None)
     answers = [Kept() for _ in choosers]
-    begin = "A tide mill is a water mill that the sea drives, and it turns twice a day. "
+    begin = "A tide mill is a water mill that the sea drives, and it turns twice a day. " * 2
     for key, (chooser, answer) in enumerate(zip(choosers, answers, strict=True)):
         prompt = model.tokenize(begin + f"{key} means", special=True, parse=False)
         loop.submit(
             Ticket(
-                key=key, lane=Lane.BATCH, prompt=prompt, limit=10, chooser=chooser, answer=answer,
+                key=key, lane=Lane.BATCH, prompt=prompt, limit=24, chooser=chooser, answer=answer,
                 alone=key == 6,
             )
         )  # fmt: skip
@@ -80,15 +86,22 @@ def run(kind: type[Stepper], model: Model) -> list[Kept]:
     for chooser in choosers:
         chooser.close()
     stepper.close()
-    return answers
+    return answers, loop.gauges()
 
 
-def test_the_stepper_that_is_used_chooses_what_the_reference_chooses(model: Model) -> None:
+@pytest.mark.parametrize("drafts", [False, True])
+def test_the_stepper_that_is_used_chooses_what_the_reference_chooses(
+    model: Model, drafts: bool
+) -> None:
     """Token for token, and log probabilities to float precision. Where the extension was not built
     the reference is what is used."""
     fastest, why = stepper_class()
     assert fastest is (NativeStepper if why is None else Stepper)
-    for ours, theirs in zip(run(fastest, model), run(Stepper, model), strict=True):
+    fast, gauges = run(fastest, model, drafts=drafts)
+    reference, same = run(Stepper, model, drafts=drafts)
+    assert gauges == same
+    assert (gauges.tokens_accepted > 0) == drafts
+    for ours, theirs in zip(fast, reference, strict=True):
         assert [s.token for s in ours.sampled] == [s.token for s in theirs.sampled]
         assert [s.piece for s in ours.sampled] == [s.piece for s in theirs.sampled]
         assert ours.cached == theirs.cached
