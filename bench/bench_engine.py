@@ -1,9 +1,9 @@
 """The engine against llama.cpp's own programs, and against itself. Run: make bench-engine
 
 Same requests, same number of compute threads, medians of interleaved repetitions. llama-server gets
-the file as the user has it, and once the rewritten weights that the engine uses; batched-bench gets
-the latter. What was not compared is said in the last line, which is the only one made for a
-machine::
+the file as the user has it, and once the rewritten weights that the engine uses; batched-bench and
+the bare loop get it as Q8_0. What was not compared is said in the last line, which is the only one
+made for a machine::
 
     engine: A x llama-server, B x batched-bench, prefix C x, ttft D x idle
 """
@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -28,6 +28,9 @@ from openai import OpenAI
 from bench import llama_tools
 from bench.conftest import request_line
 from tests.worlds.server import Server
+
+if TYPE_CHECKING:
+    from tidemill.backends.llama.layout import Weights
 
 _ENDED = ("completed", "failed", "expired", "cancelled")
 PROMPT, ANSWER = 100, 64
@@ -96,7 +99,7 @@ def p95(values: list[float]) -> float:
     return sorted(values)[max(0, -(-len(values) * 95 // 100) - 1)]
 
 
-def bare_loop(model: Path, *, sequences: int, threads: int) -> float:
+def bare_loop(files: Weights, *, sequences: int, threads: int) -> float:
     """Generated tokens/s of the loop and its engine alone, over one block of requests."""
     from tidemill.backends.llama.model import Model
     from tidemill.backends.llama.native_stepper import stepper_class
@@ -125,7 +128,7 @@ def bare_loop(model: Path, *, sequences: int, threads: int) -> float:
             """Nothing to free."""
 
     done = threading.Semaphore(0)
-    weights = Model(model, 0)
+    weights = Model(files.path, 0, files.adapters)
     kind, _ = stepper_class()
     context = 256 * -(-(PROMPT + ANSWER) // 256)
     stepper = kind(weights, slots=sequences, context=context, threads=threads, headroom=0)
@@ -191,7 +194,7 @@ def main(arguments: list[str] | None = None) -> None:
     options.add_argument("--weights", default="auto", choices=("auto", "as-is", "q8_0", "q4_0"))
     options.add_argument("--tools", type=Path, help="where llama.cpp's programs are or are built")
     given = options.parse_args(arguments)
-    from tidemill.backends.llama.layout import laid_out
+    from tidemill.backends.llama.layout import Weights, laid_out
     from tidemill.backends.llama.model import silence
     from tidemill.backends.llama.weights import resolve
 
@@ -202,11 +205,18 @@ def main(arguments: list[str] | None = None) -> None:
     n, slots, threads = given.requests, given.slots, given.threads
     ratios = {"llama-server": "not compared", "batched-bench": "not compared"}
 
-    loop_runs = [lambda: bare_loop(model, sequences=slots, threads=threads)]
+    # llama-batched-bench takes no adapter.
+    plain_file = laid_out(given_file, "q8_0", on_gpu=False, threads=1, say=print)
+    loop_runs = [lambda: bare_loop(plain_file, sequences=slots, threads=threads)]
     if programs is not None:
         loop_runs.append(
             lambda: llama_tools.batched_bench(
-                programs, model, prompt=PROMPT, answer=ANSWER, sequences=slots, threads=threads
+                programs,
+                plain_file.path,
+                prompt=PROMPT,
+                answer=ANSWER,
+                sequences=slots,
+                threads=threads,
             )
         )
     bare = rated("bare loop (against batched-bench)", given.repetitions, *loop_runs)
@@ -232,7 +242,7 @@ def main(arguments: list[str] | None = None) -> None:
         ]
         if programs is not None:
             theirs = llama_tools.LlamaServer(
-                programs, given_file, slots=slots, context=1024, threads=threads
+                programs, Weights(given_file), slots=slots, context=1024, threads=threads
             )
             with theirs:
                 theirs.answer(lines(slots))

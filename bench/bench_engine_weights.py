@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import statistics
 import sys
 import time
@@ -21,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 WINDOW = 256
-LAYOUTS = ("as-is", "q8_0", "q4_0")
+LAYOUTS = ("as-is", "auto", "q8_0", "q4_0")
 
 
 class Layout:
@@ -35,8 +34,9 @@ class Layout:
         from tidemill.backends.llama.weights import resolve
         from tidemill.types import Sampling
 
-        self.path = laid_out(resolve(model), name, on_gpu=False, threads=1, say=print)
-        self.model = Model(self.path, 0)
+        weights = laid_out(resolve(model), name, on_gpu=False, threads=1, say=print)
+        self.files = [weights.path, *(Path(one.path) for one in weights.adapters)]
+        self.model = Model(weights.path, 0, weights.adapters)
         kind, _ = stepper_class()
         self.stepper = kind(self.model, slots=16, context=512, threads=1, headroom=0)
         self.stepper.open()
@@ -136,7 +136,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"{'layout':8} {'MiB':>6} {'1 seq':>8} {'16 seqs':>8} {'prompt':>8}   perplexity")
     for name, layout in layouts.items():
         one, many, prompt = (statistics.median(layout.speeds[k]) for k in ("1", "16", "prompt"))
-        size = os.stat(layout.path).st_size >> 20
+        size = sum(file.stat().st_size for file in layout.files) >> 20
         print(
             f"{name:8} {size:6} {one:8.0f} {many:8.0f} {prompt:8.0f}   "
             + perplexity(losses[name], base)

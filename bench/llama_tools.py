@@ -16,7 +16,10 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from tidemill.backends.llama.layout import Weights
 
 TOOLS = ("llama-batched-bench", "llama-server")
 _OPTIONS = (
@@ -55,6 +58,11 @@ def _run(command: list[str]) -> None:
         raise SystemExit(f"{' '.join(command[:4])} ... failed:\n{done.stdout[-2_000:]}")
 
 
+def _files(weights: Weights) -> list[str]:
+    adapters = [part for one in weights.adapters for part in ("--lora", one.path)]
+    return ["-m", str(weights.path), *adapters]
+
+
 def batched_bench(
     programs: Path, model: Path, *, prompt: int, answer: int, sequences: int, threads: int
 ) -> float:
@@ -76,7 +84,7 @@ class LlamaServer:
     """``llama-server`` on a free port of this machine."""
 
     def __init__(
-        self, programs: Path, model: Path, *, slots: int, context: int, threads: int
+        self, programs: Path, model: Weights, *, slots: int, context: int, threads: int
     ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -84,7 +92,7 @@ class LlamaServer:
         self.slots = slots
         self._process = subprocess.Popen(
             [
-                str(programs / "llama-server"), "-m", str(model), "--port", str(self.port),
+                str(programs / "llama-server"), *_files(model), "--port", str(self.port),
                 "-np", str(slots), "-c", str(slots * context), "-no-kvu", "-b", "2048",
                 "-ub", "512", "-t", str(threads), "-tb", str(threads), "--log-disable",
             ],

@@ -193,9 +193,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 1
     weights: Annotated[
         Literal["auto", "as-is", "q8_0", "q4_0"],
-        _row(
-            "Layout of the weights: auto rewrites formats that are slow on a CPU, near-losslessly."
-        ),
+        _row("Layout of the weights: auto rewrites what is slow on a CPU, losing next to nothing."),
     ] = "auto"
     speculation: Annotated[
         Literal["auto", "off"],

@@ -104,14 +104,14 @@ class Child:
         spec = load.spec
         self._outbox, self._spec, self._box = outbox, spec, box
         threads = spec.threads or default_threads()
-        path = laid_out(
+        weights = laid_out(
             Path(load.path),
             spec.weights,
             on_gpu=on_gpu(spec.gpu_layers),
             threads=threads,
             say=say,
         )
-        model = Model(path, spec.gpu_layers, spec.adapters)
+        model = Model(weights.path, spec.gpu_layers, (*weights.adapters, *spec.adapters))
         template = (
             Template(model.template, bos=model.bos, eos=model.eos) if model.template else None
         )

@@ -13,11 +13,11 @@ from tidemill.types import EngineSpec
 
 _PART = re.compile(r"-\d{5}-of-(\d{5})$")
 TYPES = {"q4_0": 2, "q8_0": 7}
-"""The layouts that there are besides a file's own, by llama.cpp's number (``llama_ftype``)."""
-_SLOW = frozenset({3, 9})
-"""Q4_1 and Q5_1."""
-_BITS = {"q4_0": 4.5, "q8_0": 8.5}
-"""Per weight, with its share of the block's scale."""
+"""The layouts that can be asked for, by llama.cpp's number (``llama_ftype``)."""
+_AUTO = {3: "split", 9: "q8_0"}
+"""What ``auto`` makes of Q4_1 and Q5_1 on a CPU."""
+_BITS = {"q4_0": 4.5, "q8_0": 8.5, "split": 7.0}
+"""Per weight, with its share of the block's scale and of the adapter."""
 
 
 _PROCESS = 64 << 20
@@ -71,10 +71,10 @@ def footprint(spec: EngineSpec, path: Path) -> Footprint:
 
 
 def layout(choice: str, file_type: int | None, *, on_gpu: bool) -> str | None:
-    """The layout that weights are rewritten to where ``choice`` is auto, as-is, q8_0 or q4_0; None:
-    they stay as they are."""
+    """The layout that weights are rewritten to where ``choice`` is auto, as-is, q8_0 or q4_0: one
+    of the latter, or ``split``; None: they stay as they are."""
     if choice == "auto":
-        choice = "q8_0" if file_type in _SLOW and not on_gpu else "as-is"
+        return None if file_type is None or on_gpu else _AUTO.get(file_type)
     return None if TYPES.get(choice) in (None, file_type) else choice
 
 

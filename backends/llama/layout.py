@@ -1,8 +1,9 @@
 """Weights in another layout: formats that llama.cpp has no fast kernels for, rewritten once.
 
-``auto`` chooses only what is near-lossless: Q4_1 and Q5_1 become Q8_0, which holds every one of
-their values to within half a step of 1/127, and which a CPU multiplies about twice as fast. Q4_0
-is faster still and loses; it has to be asked for. ``bench/bench_engine_weights.py`` measures both.
+``auto`` chooses only what is lossless or near to it: Q4_1 becomes Q4_0 and an adapter with what
+that format cannot say (``split``), Q5_1 becomes Q8_0, which holds every one of its values to within
+half a step of 1/127. Q4_0 alone is fastest and loses; it has to be asked for.
+``bench/bench_engine_weights.py`` measures them all.
 """
 
 from __future__ import annotations
@@ -15,37 +16,51 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from llama_cpp import llama_cpp as C
 
-from tidemill.backends.llama import gguf
+from tidemill.backends.llama import gguf, split
+from tidemill.backends.llama.divergence import divergence, log_probabilities
 from tidemill.backends.llama.footprint import TYPES, layout
+from tidemill.backends.llama.model import Model
 from tidemill.errors import EngineUnavailable, SettingsError
+from tidemill.types import Adapter
 
 _LARGEST_GROWTH = 2.1
 """Q8_0 over Q4_1, and a margin."""
+_SAME = 0.05
+"""Nats. Another rounding is a tenth of it, matrices without their adapter hundreds of times it."""
+
+
+class Weights(NamedTuple):
+    """The files to load instead of a model's own."""
+
+    path: Path
+    adapters: tuple[Adapter, ...] = ()
+    """What belongs to them; other adapters come on top."""
 
 
 def laid_out(
     path: Path, choice: str, *, on_gpu: bool, threads: int, say: Callable[[str], None]
-) -> Path:
-    """The file to load for ``path`` where ``choice`` is auto, as-is, q8_0 or q4_0.
+) -> Weights:
+    """What to load for ``path`` where ``choice`` is auto, as-is, q8_0 or q4_0.
 
-    A rewritten file lies in the user's cache folder and is made once; ``say`` gets a line when
-    that happens, and when ``auto`` would have, but there is no room. Raises ``EngineUnavailable``
-    when a layout that was asked for cannot be made.
+    Rewritten files lie in the user's cache folder and are made once; ``say`` gets a line when that
+    happens, and when ``auto`` would have, but it cannot. Raises ``EngineUnavailable`` when a layout
+    that was asked for cannot be made.
     """
     if choice == "as-is":
-        return path
+        return Weights(path)
     wanted = layout(choice, file_type(path), on_gpu=on_gpu)
     if wanted is None:
-        return path
+        return Weights(path)
     try:
         return _cached(path, wanted, threads, say, careful=choice == "auto")
     except OSError as exc:
         if choice == "auto":
             say(f"The weights stay as they are: {exc.strerror or exc}.")
-            return path
+            return Weights(path)
         raise EngineUnavailable(
             f"The weights cannot be rewritten as {wanted}: {exc.strerror or exc}."
         ) from exc
@@ -67,31 +82,49 @@ def cache_folder() -> Path:
 
 def _cached(
     path: Path, wanted: str, threads: int, say: Callable[[str], None], *, careful: bool
-) -> Path:
+) -> Weights:
     facts = path.stat()
     identity = f"{path.resolve()}\0{facts.st_size}\0{facts.st_mtime_ns}"
     digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
     target = cache_folder() / f"{path.stem}-{digest}-{wanted}.gguf"
-    if target.exists():
-        return target
+    files = [target, target.with_suffix(".rest.gguf")] if wanted == "split" else [target]
+    made = _weights(files)
+    if _there(files):
+        return made
     target.parent.mkdir(parents=True, exist_ok=True)
     with _locked(target.with_suffix(".lock")):
-        if target.exists():  # another process was faster
-            return target
+        if _there(files):  # another process was faster
+            return made
         room = facts.st_size * _LARGEST_GROWTH
         if shutil.disk_usage(target.parent).free < room:
             raise OSError(0, f"there is no room for {room / 1e9:.1f} GB in {target.parent}")
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if careful and room > memory / 2:
             raise OSError(0, "rewritten they would take more than half of the memory")
-        partial = target.with_suffix(".partial")
+        partial = [file.with_suffix(".partial") for file in files]
         try:
-            _rewrite(path, partial, TYPES[wanted], threads)
-            os.replace(partial, target)
+            if wanted == "split":
+                _split(path, partial, threads)
+            else:
+                _rewrite(path, partial[0], TYPES[wanted], threads)
+            for file, written in zip(files, partial, strict=True):
+                os.replace(written, file)
         finally:
-            partial.unlink(missing_ok=True)
-    say(f"The weights were rewritten as {wanted}, once, into {target}.")
-    return target
+            for file in partial:
+                file.unlink(missing_ok=True)
+    if wanted == "split":
+        say(f"The weights were rewritten as Q4_0 with an adapter, once, into {target}.")
+    else:
+        say(f"The weights were rewritten as {wanted}, once, into {target}.")
+    return made
+
+
+def _weights(files: list[Path]) -> Weights:
+    return Weights(files[0], tuple(Adapter(path=str(file)) for file in files[1:]))
+
+
+def _there(files: list[Path]) -> bool:
+    return all(file.exists() for file in files)
 
 
 @contextlib.contextmanager
@@ -106,3 +139,24 @@ def _rewrite(path: Path, to: Path, ftype: int, threads: int) -> None:
     params.ftype, params.nthread, params.allow_requantize = ftype, threads, True
     if C.llama_model_quantize(os.fsencode(path), os.fsencode(to), ctypes.byref(params)):
         raise OSError(0, "llama.cpp could not rewrite them")
+
+
+def _split(path: Path, to: list[Path], threads: int) -> None:
+    """Checks what it made: some architectures compute with matrices to which they add no
+    adapter."""
+    try:
+        split.write(path, to[0], to[1])
+    except ValueError as exc:
+        raise OSError(0, str(exc)) from exc
+    spread = []
+    for weights in (Weights(path), _weights(to)):
+        try:
+            model = Model(weights.path, 0, weights.adapters)
+        except EngineUnavailable as exc:
+            raise OSError(0, exc.message.rstrip(".")) from exc
+        try:
+            spread.append(log_probabilities(model, threads))
+        finally:
+            model.close()
+    if not (apart := divergence(*spread)) < _SAME:
+        raise OSError(0, f"this architecture computes other numbers with them ({apart:.2g} nats)")

@@ -138,7 +138,7 @@ def test_memory_is_weights_caches_and_the_process(tmp_path: Path) -> None:
     as_is = footprint(msgspec.structs.replace(SPEC, weights="as-is"), path).memory_bytes
     rest = as_is - path.stat().st_size - 2 * 64 * 23_040
     assert 0 < rest < 100 << 20
-    q8 = footprint(msgspec.structs.replace(SPEC, weights="auto"), path).memory_bytes
+    q8 = footprint(msgspec.structs.replace(SPEC, weights="q8_0"), path).memory_bytes
     assert q8 - as_is == pytest.approx(134_515_008 * 8.5 / 8 - path.stat().st_size, abs=1)
     more = footprint(msgspec.structs.replace(SPEC, weights="as-is", slots=3), path)
     assert more.memory_bytes - as_is == 2 * 64 * 23_040
@@ -156,7 +156,7 @@ def test_weights_are_rewritten_where_that_is_asked_for_or_helps() -> None:
         for choice in ("auto", "as-is", "q8_0", "q4_0")
     ]
     assert table == [
-        [None, "q8_0", "q8_0", None, None],
+        [None, "split", "q8_0", None, None],
         [None] * 5,
         ["q8_0", "q8_0", "q8_0", None, "q8_0"],
         [None, "q4_0", "q4_0", "q4_0", "q4_0"],

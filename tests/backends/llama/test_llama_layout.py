@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tidemill.backends.llama.weights import resolve
 from tidemill.errors import EngineUnavailable
+
+if TYPE_CHECKING:
+    from tidemill.backends.llama.layout import Weights
 
 pytestmark = pytest.mark.llama
 
@@ -34,42 +37,83 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def lay_out(
     said: list[str], choice: str, *, path: Path | None = None, on_gpu: bool = False
-) -> Path:
-    """The file for a choice."""
+) -> Weights:
+    """The files for a choice."""
     from tidemill.backends.llama.layout import laid_out
 
     return laid_out(path or resolve("smollm2"), choice, on_gpu=on_gpu, threads=1, say=said.append)
 
 
 def test_a_slow_format_is_rewritten_once(said: list[str], cache: Path) -> None:
-    """``auto`` makes Q8_0 of Q4_1; the second start finds the file; the line says where it is."""
+    """``auto`` makes Q4_0 and an adapter of Q4_1; the second start finds both files, and makes
+    them again where one is gone; the line says where they are."""
     from tidemill.backends.llama.layout import file_type
 
     assert file_type(resolve("smollm2")) == Q4_1
     made = lay_out(said, "auto")
-    assert made.parent == cache
-    assert file_type(made) == Q8_0
-    assert said == [f"The weights were rewritten as q8_0, once, into {made}."]
-    stamp = made.stat().st_mtime_ns
-    assert lay_out(said, "auto") == lay_out(said, "q8_0") == made
-    assert made.stat().st_mtime_ns == stamp
+    assert made.path.parent == cache
+    assert file_type(made.path) == Q4_0
+    assert said == [f"The weights were rewritten as Q4_0 with an adapter, once, into {made.path}."]
+    (adapter,) = made.adapters
+    assert adapter.scale == 1.0
+    stamps = [Path(file).stat().st_mtime_ns for file in (made.path, adapter.path)]
+    assert lay_out(said, "auto") == made
+    assert stamps == [Path(file).stat().st_mtime_ns for file in (made.path, adapter.path)]
     assert len(said) == 1
-    assert sorted(p.suffix for p in cache.iterdir()) == [".gguf", ".lock"]
-    assert lay_out(said, "auto", path=made) == made
+    assert sorted(p.suffix for p in cache.iterdir()) == [".gguf", ".gguf", ".lock"]
+    Path(adapter.path).unlink()
+    assert lay_out(said, "auto") == made
+    assert Path(adapter.path).exists()
 
 
-def test_what_loses_has_to_be_asked_for(said: list[str]) -> None:
-    """``q4_0`` rewrites, ``auto`` never does to that."""
+def test_auto_says_the_same_as_the_file(said: list[str]) -> None:
+    """The probabilities of next tokens differ by no more than by another rounding: less than those
+    of Q8_0 may. Q4_0 alone is another model."""
+    from tidemill.backends.llama.divergence import divergence, log_probabilities
+    from tidemill.backends.llama.model import Model
+
+    computed = {}
+    for choice in ("as-is", "auto", "q4_0"):
+        weights = lay_out(said, choice)
+        model = Model(weights.path, 0, weights.adapters)
+        computed[choice] = log_probabilities(model, 1)
+        model.close()
+    assert divergence(computed["as-is"], computed["as-is"]) == 0
+    assert 0 < divergence(computed["as-is"], computed["auto"]) < 0.01
+    assert divergence(computed["as-is"], computed["q4_0"]) > 0.1
+
+
+def test_weights_whose_adapter_is_not_used_are_not_used(
+    said: list[str], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some architecture may multiply with a matrix on its own; that is seen before it answers."""
+    from tidemill.backends.llama import layout
+    from tidemill.backends.llama.model import Model
+
+    monkeypatch.setattr(layout, "Model", lambda path, layers, adapters: Model(path, layers))
+    assert lay_out(said, "auto").path == resolve("smollm2")
+    (line,) = said
+    assert line.startswith("The weights stay as they are: this architecture computes other numbers")
+    assert {p.suffix for p in cache.iterdir()} == {".lock"}
+
+
+def test_what_is_asked_for_is_made(said: list[str], cache: Path) -> None:
+    """``q8_0`` and ``q4_0`` rewrite any file, once; ``auto`` leaves what they made as it is."""
     from tidemill.backends.llama.layout import file_type
 
-    made = lay_out(said, "q4_0")
-    assert file_type(made) == Q4_0
-    assert lay_out(said, "auto", path=made) == made
+    for choice, kind in (("q4_0", Q4_0), ("q8_0", Q8_0)):
+        made = lay_out(said, choice)
+        assert file_type(made.path) == kind
+        assert said.pop() == f"The weights were rewritten as {choice}, once, into {made.path}."
+        assert lay_out(said, choice) == made
+        assert lay_out(said, "auto", path=made.path) == made
+    assert said == []
 
 
 def test_weights_stay_on_a_gpu_and_where_that_is_said(said: list[str], cache: Path) -> None:
     """The figures are a CPU's."""
-    assert lay_out(said, "as-is") == lay_out(said, "auto", on_gpu=True) == resolve("smollm2")
+    assert lay_out(said, "as-is") == lay_out(said, "auto", on_gpu=True)
+    assert lay_out(said, "as-is") == (resolve("smollm2"), ())
     assert not cache.exists()
     assert said == []
 
@@ -85,7 +129,7 @@ def test_without_room_auto_stays_and_a_demand_fails(
 
     with monkeypatch.context() as patch:
         patch.setattr(layout.shutil, "disk_usage", lambda path: Full)
-        assert lay_out(said, "auto") == resolve("smollm2")
+        assert lay_out(said, "auto").path == resolve("smollm2")
         with pytest.raises(
             EngineUnavailable, match=r"rewritten as q4_0: there is no room for 0\.2"
         ):
@@ -114,5 +158,5 @@ def test_a_cache_that_cannot_be_written_is_no_reason_not_to_start(
     """The user may have no home."""
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert lay_out(said, "auto") == resolve("smollm2")
+    assert lay_out(said, "auto").path == resolve("smollm2")
     assert said == ["The weights stay as they are: Not a directory."]
