@@ -15,6 +15,7 @@ from tidemill.models import Wanted
 from tidemill.ports import Clock, Replica
 from tidemill.scheduler.residency import Resident
 from tidemill.scheduler.retry import backoff_s
+from tidemill.scheduler.steps import TOTALS
 from tidemill.types import (
     Embedded,
     Embedding,
@@ -32,10 +33,7 @@ _KEPT_LOADS = 5
 _KEPT_S = 60.0
 """After a person used it, a model stays for so many times as long as loading it took, or for so
 long, whichever is less: a chat beside a batch for another model must not cost two loads a word."""
-_TOTALS = (
-    "restarts", "tokens_generated", "tokens_prefilled", "tokens_reused", "parks", "resumes",
-    "requeues", "refused",
-)  # fmt: skip
+_TOTALS = ("restarts", *TOTALS)
 """What only grows, and goes on over unloading."""
 
 

@@ -172,3 +172,11 @@ class Gauges(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences that lost what was computed of them, and are computed again."""
     refused: int = 0
     """States for which the arena had no room."""
+
+
+TOTALS = tuple(
+    name
+    for name in Gauges.__struct_fields__
+    if name not in ("active", "waiting", "parked", "held", "arena")
+)
+"""The gauges that only grow. They go on over restarts of an engine, and over its unloading."""

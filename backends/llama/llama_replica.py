@@ -25,7 +25,7 @@ from tidemill.errors import (
     RequestRefused,
     SettingsError,
 )
-from tidemill.scheduler.steps import Gauges
+from tidemill.scheduler.steps import TOTALS, Gauges
 from tidemill.types import (
     Embedded,
     Embedding,
@@ -40,11 +40,6 @@ MOST_IN_HAND = 16_384
 """Requests that one replica holds; more are told to come again."""
 STRIKES = 3
 """Deaths of an engine while it was at work on one request that make that request the reason."""
-_TOTALS = (
-    "tokens_generated", "tokens_prefilled", "tokens_reused", "tokens_drafted", "tokens_accepted",
-    "parks", "resumes", "requeues", "refused",
-)  # fmt: skip
-"""Gauges that only grow, and go on over restarts."""
 
 
 class Lost(NamedTuple):
@@ -172,7 +167,7 @@ class LlamaReplica:
             parked=g.parked,
             held=g.held,
             arena=g.arena,
-            **{name: getattr(total, name) for name in _TOTALS},
+            **{name: getattr(total, name) for name in TOTALS},
         )
 
     async def _answer(self, question: Callable[[int, bool], m.Question]) -> m.Event:
@@ -286,7 +281,7 @@ def _require_llama() -> None:
 
 def _sum(a: Gauges, b: Gauges) -> Gauges:
     """The totals of two processes; no load."""
-    return Gauges(**{name: getattr(a, name) + getattr(b, name) for name in _TOTALS})
+    return Gauges(**{name: getattr(a, name) + getattr(b, name) for name in TOTALS})
 
 
 def _is_last(event: m.Event) -> bool:

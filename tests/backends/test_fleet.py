@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
+from msgspec.structs import fields
 
 from tidemill.backends.echo import EchoReplica
 from tidemill.backends.fleet import Fleet
@@ -20,7 +21,7 @@ from tidemill.errors import (
 )
 from tidemill.models import Wanted
 from tidemill.ports import Replica
-from tidemill.types import EngineSpec, Generation, Lane
+from tidemill.types import EngineSpec, Generation, Lane, ReplicaStatus
 
 pytestmark = pytest.mark.anyio
 
@@ -242,6 +243,20 @@ async def test_what_a_model_counted_survives_its_unloading() -> None:
         await world.ask("b")
         await world.ask("a", "two words")
         assert world.members["a"].status().tokens_prefilled == 5
+
+
+async def test_every_total_survives_an_unloading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that was thought of later: all numbers of a status are load, size or totals."""
+    numbers = {field.name for field in fields(ReplicaStatus) if field.type is int}
+    totals = numbers - {"active", "waiting", "slots", "parked", "held", "memory_bytes"}
+    assert {"restarts", "tokens_accepted", "refused"} < totals
+    counted = ReplicaStatus(healthy=True, **dict.fromkeys(totals, 3))
+    monkeypatch.setattr(Engine, "status", lambda engine: counted)
+    async with World(a=6, b=6).up() as world:
+        for model in "aba":
+            await world.ask(model)
+        status = world.members["a"].status()
+        assert {name: getattr(status, name) for name in totals} == dict.fromkeys(totals, 6)
 
 
 async def test_what_is_wrong_is_said_at_the_start() -> None:
