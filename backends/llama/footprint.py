@@ -8,6 +8,7 @@ from pathlib import Path
 from tidemill.backends.llama import gguf
 from tidemill.backends.llama.prompt import Template
 from tidemill.backends.llama.size import Size
+from tidemill.backends.llama.weights import expanded
 from tidemill.errors import SettingsError
 from tidemill.types import EngineSpec
 
@@ -40,7 +41,7 @@ class Footprint:
         tokens = size.embedding_context + (0 if spec.embedding else size.tokens)
         self.memory_bytes = (
             _weights(spec.weights, path, header)
-            + sum(Path(one.path).expanduser().stat().st_size for one in spec.adapters)
+            + sum(expanded(one.path).stat().st_size for one in spec.adapters)
             + tokens * self.kv_bytes_per_token
             + _PROCESS
         )
@@ -57,7 +58,7 @@ def footprint(spec: EngineSpec, path: Path) -> Footprint:
             f"The model {path} is no model but of type '{header.meta['general.type']}'."
         )
     for one in spec.adapters:
-        file = Path(one.path).expanduser()
+        file = expanded(one.path)
         adapter = gguf.read(file, "adapter")
         kind = adapter.meta.get("adapter.type")
         if adapter.meta.get("general.type") != "adapter" or kind != "lora":

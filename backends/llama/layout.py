@@ -12,11 +12,12 @@ import contextlib
 import ctypes
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from llama_cpp import llama_cpp as C
 
@@ -75,9 +76,13 @@ def file_type(path: Path) -> int | None:
 
 
 def cache_folder() -> Path:
-    """Where rewritten weights are kept. Everything in it may be deleted at any time."""
+    """Where rewritten weights are kept. Everything in it may be deleted at any time. Raises
+    ``OSError`` for a user without a home, as containers have."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "tidemill" / "weights"
+    try:
+        return Path(base).expanduser() / "tidemill" / "weights"
+    except RuntimeError as exc:
+        raise OSError(0, "this user has no home folder, and XDG_CACHE_HOME is not set") from exc
 
 
 def _cached(
@@ -88,12 +93,12 @@ def _cached(
     digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
     target = cache_folder() / f"{path.stem}-{digest}-{wanted}.gguf"
     files = [target, target.with_suffix(".rest.gguf")] if wanted == "split" else [target]
-    made = _weights(files)
-    if _there(files):
+    made, lock = _weights(files), target.with_suffix(".lock")
+    if _whole(files, lock):
         return made
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(target.with_suffix(".lock")):
-        if _there(files):  # another process was faster
+    with _locked(lock) as record:
+        if _whole(files, lock):  # another process was faster
             return made
         room = facts.st_size * _LARGEST_GROWTH
         if shutil.disk_usage(target.parent).free < room:
@@ -107,8 +112,10 @@ def _cached(
                 _split(path, partial, threads)
             else:
                 _rewrite(path, partial[0], TYPES[wanted], threads)
+            sizes = [_stored(written) for written in partial]
             for file, written in zip(files, partial, strict=True):
                 os.replace(written, file)
+            _note(sizes, record)
         finally:
             for file in partial:
                 file.unlink(missing_ok=True)
@@ -123,15 +130,38 @@ def _weights(files: list[Path]) -> Weights:
     return Weights(files[0], tuple(Adapter(path=str(file)) for file in files[1:]))
 
 
-def _there(files: list[Path]) -> bool:
-    return all(file.exists() for file in files)
+def _whole(files: list[Path], lock: Path) -> bool:
+    """True when all files are as long as they were when they were finished: what a full disk or a
+    lost power supply cut off would stop every start."""
+    try:
+        finished: list[int] = json.loads(lock.read_bytes())
+        return [file.stat().st_size for file in files] == finished
+    except (OSError, ValueError):
+        return False
+
+
+def _stored(path: Path) -> int:
+    """The bytes of a file, all of which are on the disk now."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size
+
+
+def _note(sizes: list[int], record: IO[str]) -> None:
+    """Write down that files of these sizes are finished."""
+    record.truncate(0)
+    json.dump(sizes, record)
+    record.flush()
+    os.fsync(record.fileno())
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
+def _locked(path: Path) -> Iterator[IO[str]]:
+    """Nobody else makes these files meanwhile; the lock's file says which sizes they have when they
+    are finished."""
+    with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        yield file
 
 
 def _rewrite(path: Path, to: Path, ftype: int, threads: int) -> None:

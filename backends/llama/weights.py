@@ -29,9 +29,18 @@ def resolve(model: str) -> Path:
     elif model.startswith("hf://"):
         path = _hub(model)
     else:
-        path = Path(model).expanduser()
+        path = expanded(model)
     _check(path)
     return path
+
+
+def expanded(path: str) -> Path:
+    """A path as it stands in the settings. Raises ``SettingsError`` where nobody has the home that
+    its ``~`` means."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as exc:
+        raise SettingsError(f"Cannot read {path}: there is no such home folder.") from exc
 
 
 def served_name(model: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tidemill.backends.llama.weights import resolve
-from tidemill.errors import EngineUnavailable
+from tidemill.errors import EngineUnavailable, SettingsError
 
 if TYPE_CHECKING:
     from tidemill.backends.llama.layout import Weights
@@ -64,6 +64,18 @@ def test_a_slow_format_is_rewritten_once(said: list[str], cache: Path) -> None:
     Path(adapter.path).unlink()
     assert lay_out(said, "auto") == made
     assert Path(adapter.path).exists()
+
+
+def test_files_that_are_cut_off_are_made_again(said: list[str]) -> None:
+    """A lost power supply may leave any of them shorter than it was; no start fails for it."""
+    made = lay_out(said, "auto")
+    paths = [made.path, Path(made.adapters[0].path)]
+    whole = [path.read_bytes() for path in paths]
+    for n, path in enumerate([*paths, made.path.with_suffix(".lock")], start=2):
+        os.truncate(path, path.stat().st_size // 2)
+        assert lay_out(said, "auto") == made
+        assert [path.read_bytes() for path in paths] == whole
+        assert len(said) == n
 
 
 def test_auto_says_the_same_as_the_file(said: list[str]) -> None:
@@ -155,8 +167,18 @@ def test_without_room_auto_stays_and_a_demand_fails(
 def test_a_cache_that_cannot_be_written_is_no_reason_not_to_start(
     said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The user may have no home."""
+    """Also where the user has no home, as in a container that runs as a number."""
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert lay_out(said, "auto").path == resolve("smollm2")
     assert said == ["The weights stay as they are: Not a directory."]
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)  # nobody's
+    assert lay_out(said, "auto").path == resolve("smollm2")
+    assert said[1:] == [
+        "The weights stay as they are: this user has no home folder, and XDG_CACHE_HOME is not set."
+    ]
+    with pytest.raises(SettingsError, match="there is no such home folder"):
+        resolve("~/x.gguf")
