@@ -17,10 +17,15 @@ class Choice:
         """
 
 class Step:
-    """Steps of one llama.cpp context; used by one thread."""
+    """
+    Steps of one llama.cpp context; used by one thread, but for ``interrupt``.
+    """
 
     def __init__(self, context: int, threads: int = 1) -> None:
         """``context``: the address of a llama_context that outlives this."""
+
+    def interrupt(self) -> None:
+        """Let the run that is at work return 2, at its next operation on a CPU."""
 
     def run(
         self, chunks: list[tuple[int, int, list[int], list[int], Choice | None]]

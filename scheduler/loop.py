@@ -17,6 +17,7 @@ from itertools import chain, islice
 from typing import Generic, TypeVar
 
 from tidemill.errors import EngineLost, TidemillError
+from tidemill.scheduler.haste import Haste
 from tidemill.scheduler.memory import Memory
 from tidemill.scheduler.plan import StepPlan, plan
 from tidemill.scheduler.sequence import Sequence
@@ -85,6 +86,7 @@ class Loop(Generic[C]):
         self._inbox: deque[Ticket[C]] = deque()
         self._cancels: set[int] = set()
         self._closing = False
+        self._haste = Haste(engine.interrupt)
         # From here on: the engine thread's own.
         self._live: dict[int, Sequence[C]] = {}
         self._waiting: list[list[Sequence[C]]] = [[] for _ in engine.limits.classes]
@@ -109,6 +111,7 @@ class Loop(Generic[C]):
         with self._bell:
             self._inbox.append(ticket)
             self._bell.notify()
+            self._haste.arrived(ticket.lane)
 
     def cancel(self, key: int) -> None:
         """Stop a completion at the next step; unknown and finished keys are ignored."""
@@ -174,14 +177,20 @@ class Loop(Generic[C]):
             self._rehouse()
             entrants = self._entrants()
             candidates = [s.candidate() for s in (*self._live.values(), *entrants)]
-            step = plan(candidates, self._engine.limits, alone=self._alone)
+            hurry = self._haste.hurry
+            step = plan(candidates, self._engine.limits, alone=self._alone, hurry=hurry)
             self._alone = not step.alone
+            self._haste.planned(step)
             self._watch([*(rows.key for rows in step.rows), *step.displace])
             chunks = self._prepare(step, entrants)
             for ids in self._engine.limits.ids:
                 if some := [chunk for chunk in chunks if chunk.seq in ids]:
+                    if not self._haste.begin({self._live[chunk.key].lane for chunk in some}):
+                        self._watch(())
+                        break
                     self._watch([chunk.key for chunk in some])
                     some, seen = self._compute(some, ids, alone=step.alone)
+                    self._haste.end(seen)
                     self._watch(())
                     self._observe(some, seen, ids)
         self._flush(self.gauges())
@@ -223,6 +232,7 @@ class Loop(Generic[C]):
                 or self._errands.pending()
             ):
                 self._bell.wait()
+            self._haste.looked()
             self._outside += self._inbox
             self._inbox.clear()
             cancels, self._cancels = self._cancels, set()
@@ -311,6 +321,8 @@ class Loop(Generic[C]):
         sequence.started = True
 
     def _observe(self, chunks: list[Chunk[C]], seen: Observation, ids: range) -> None:
+        if seen.fate == "interrupted":
+            return
         if seen.fate == "no_room":
             if any(chunk.drafts for chunk in chunks):
                 self._cramped = True

@@ -13,7 +13,8 @@ The planner reads no clock, waits for nothing and knows no engine. Its rules, in
 6. Nobody waits for a hole between the ids in use of a class: the highest one moves into it.
 7. Every sequence on an id gets one row; what is left of the prefill budget goes to prompts, by
    lane, then arrival. The budget shrinks while somebody INTERACTIVE would feel a long step.
-8. Rows are sorted by sequence id.
+8. In a hurry, a step with an INTERACTIVE prompt has rows of INTERACTIVE sequences only.
+9. Rows are sorted by sequence id.
 """
 
 from __future__ import annotations
@@ -122,21 +123,28 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[Rows, ...] = ()
     alone: bool = False
     """True for a step of the sequence that is computed alone."""
+    hurried: bool = False
+    """True for a step that leaves others out, so that an INTERACTIVE prompt is through earlier."""
 
 
-def plan(candidates: Seq[Candidate], limits: Limits, *, alone: bool = False) -> StepPlan:
+def plan(
+    candidates: Seq[Candidate], limits: Limits, *, alone: bool = False, hurry: bool = False
+) -> StepPlan:
     """The next step. ``candidates`` are all sequences on an id and at least as many that wait, in
     the order of their turns, as could enter. ``alone``: the turn is that of the sequence which is
-    computed alone, if there is one."""
+    computed alone, if there is one. ``hurry``: others may be left out for INTERACTIVE prompts."""
     scene = _Scene(candidates, limits)
     scene.admit()
-    solo = scene.solo
+    solo, hurried = scene.solo, False
     if solo is not None and solo.seq is not None and (alone or len(scene.live) == 1):
         rows: tuple[Rows, ...] = (Rows(key=solo.key, seq=solo.seq, count=solo.left),)
     else:
         solo = None
         scene.fill_holes()
         shared = {seq: c for seq, c in scene.live.items() if not c.alone}
+        first = {seq: c for seq, c in shared.items() if c.lane is Lane.INTERACTIVE}
+        if hurry and any(not c.decoding for c in first.values()):
+            hurried, shared = len(first) < len(shared), first
         rows = _rows(shared, limits, scene.held_back or scene.waited_for)
     return StepPlan(
         displace=tuple(scene.displaced),
@@ -144,6 +152,7 @@ def plan(candidates: Seq[Candidate], limits: Limits, *, alone: bool = False) -> 
         move=tuple(scene.moved),
         rows=rows,
         alone=solo is not None,
+        hurried=hurried,
     )
 
 

@@ -39,15 +39,15 @@ class Chunk(msgspec.Struct, Generic[C], frozen=True, kw_only=True):
     ``tokens``; while it is the next draft and not the end, another one after that."""
 
 
-Fate = Literal["done", "no_room", "aborted", "lost"]
+Fate = Literal["done", "no_room", "interrupted", "aborted", "lost"]
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """What a step did.
 
-    ``no_room``: nothing was computed, memory is as before. ``aborted``: the memory of the step's
-    sequences is undefined. ``lost``: the engine threw all memory of the class away and is usable
-    again; what was saved can still be loaded.
+    ``no_room`` and ``interrupted``: nothing was computed, memory is as before. ``aborted``: the
+    memory of the step's sequences is undefined. ``lost``: the engine threw all memory of the class
+    away and is usable again; what was saved can still be loaded.
     """
 
     fate: Fate = "done"
@@ -69,6 +69,10 @@ class Engine(Protocol[C]):
 
     def step(self, chunks: list[Chunk[C]]) -> Observation:
         """Compute chunks of one class that are sorted by sequence id."""
+
+    def interrupt(self) -> None:
+        """Let the step that runs now end early, ``interrupted``, if that is possible and not too
+        late. Called by other threads."""
 
     def forget(self, seq: int) -> None:
         """Drop the memory of a sequence id."""

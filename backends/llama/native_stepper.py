@@ -40,6 +40,12 @@ class NativeStepper(Stepper):
         super().__init__(model, **size)
         self._native: dict[Context, Any] = {}
 
+    def interrupt(self) -> None:
+        """End the step that runs now at its next operation. Works on a CPU."""
+        if self.reuses:
+            for native in list(self._native.values()):
+                native.interrupt()
+
     def close(self) -> None:
         """Free the contexts."""
         self._native.clear()

@@ -72,12 +72,19 @@ class Stepper:
         if rc == 1:
             return Observation(fate="no_room")
         if rc == 2:
-            return Observation(fate="aborted")
+            if not self.reuses:
+                return Observation(fate="aborted")
+            for chunk in chunks:  # what was computed of them is as good as nothing
+                context.trim(chunk.seq, chunk.start)
+            return Observation(fate="interrupted")
         if rc < 0:
             context.close()
             self._open(context)
             return Observation(fate="lost", reason=f"llama_decode returned {rc}")
         return Observation(sampled=sampled)
+
+    def interrupt(self) -> None:
+        """Too late: llama.cpp would ask Python a thousand times a step whether to go on."""
 
     def forget(self, seq: int) -> None:
         """Drop the memory of a sequence id."""

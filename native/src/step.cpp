@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <stdexcept>
 #include <vector>
@@ -64,10 +65,16 @@ class Step {
   Step(std::uintptr_t context, std::size_t threads)
       : context_(existing(context)), batch_(llama_n_batch(context_)), workers_(threads) {
     vocab_ = llama_model_get_vocab(llama_get_model(context_));
+    llama_set_abort_callback(context_, [](void* step) { return static_cast<Step*>(step)->stop_.load(); }, this);
   }
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
+
+  void interrupt() { stop_ = true; }
 
   nb::tuple run(const nb::list& chunks) {
     read(chunks);
+    stop_ = false;  // it was meant for an earlier step
     int rc = 0;
     {
       const nb::gil_scoped_release release;
@@ -141,6 +148,7 @@ class Step {
 
   llama_context* context_;
   const llama_vocab* vocab_ = nullptr;
+  std::atomic<bool> stop_ = false;
   Batch batch_;
   std::vector<Asked> asked_;
   Workers workers_;
@@ -174,9 +182,10 @@ NB_MODULE(_step, m) {
           nb::kw_only(), "chain"_a = 0, "grammar"_a = 0, "top"_a = nb::none(),
           "Addresses of samplers (0: none) that outlive this; ``top`` as Generation.logprobs.");
 
-  nb::class_<Step>(m, "Step", "Steps of one llama.cpp context; used by one thread.")
+  nb::class_<Step>(m, "Step", "Steps of one llama.cpp context; used by one thread, but for ``interrupt``.")
       .def(nb::init<std::uintptr_t, std::size_t>(), "context"_a, "threads"_a = 1,
            "``context``: the address of a llama_context that outlives this.")
+      .def("interrupt", &Step::interrupt, "Let the run that is at work return 2, at its next operation on a CPU.")
       .def("run", &Step::run, "chunks"_a,
            nb::sig("def run(self, chunks: list[tuple[int, int, list[int], list[int], Choice | None]]) -> "
                    "tuple[int, list[list[tuple[int, bool, float | None, list[tuple[int, float]]]]]]"),

@@ -51,6 +51,7 @@ class Arithmetic:
         self.memory: dict[int, list[int]] = {}
         self.steps: list[list[Chunk[str]]] = []
         self.closed = False
+        self.interrupts = 0
 
     def step(self, chunks: list[Chunk[str]]) -> Observation:
         assert chunks
@@ -64,6 +65,8 @@ class Arithmetic:
         self.steps.append(chunks)
         fate: Fate = self.fates.pop(0) if self.fates else "done"
         needed = sum(len(m) for m in self.memory.values()) + rows
+        if fate == "interrupted":
+            return Observation(fate=fate)
         if fate == "no_room" or needed > self.room:
             return Observation(fate="no_room")
         if fate == "lost":
@@ -92,6 +95,9 @@ class Arithmetic:
             if end or token != draft:
                 break
         return chosen
+
+    def interrupt(self) -> None:
+        self.interrupts += 1
 
     def forget(self, seq: int) -> None:
         self.memory.pop(seq, None)

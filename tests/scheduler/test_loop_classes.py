@@ -80,7 +80,7 @@ asks = st.lists(
     st.integers(0, 2),
     st.booleans(),
     st.booleans(),
-    st.lists(st.sampled_from(["done", "no_room", "aborted"]), max_size=12),
+    st.lists(st.sampled_from(["done", "no_room", "interrupted", "aborted"]), max_size=12),
 )
 def test_any_classes_give_each_its_own_answer(
     monkeypatch: pytest.MonkeyPatch,

@@ -46,7 +46,7 @@ def drafted(engine: Arithmetic) -> list[Chunk[str]]:
     st.integers(0, 2),
     st.integers(1, 40),
     st.booleans(),
-    st.lists(st.sampled_from(["done", "done", "done", "no_room", "aborted"]), max_size=12),
+    st.lists(st.sampled_from(["done", "done", "no_room", "interrupted", "aborted"]), max_size=12),
 )  # fmt: skip
 def test_any_schedule_gives_each_its_own_answer(
     asked: list[tuple[int, Lane, int, int, bool]],

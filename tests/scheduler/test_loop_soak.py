@@ -63,7 +63,7 @@ class Rough(Arithmetic):
         draw = self._dice.random()
         fate: Fate = (
             "lost" if draw < 0.002 else "aborted" if draw < 0.02 else
-            "no_room" if draw < 0.04 else "done"
+            "no_room" if draw < 0.04 else "interrupted" if draw < 0.06 else "done"
         )  # fmt: skip
         self.fates = [fate]
         seen = super().step(chunks)
@@ -134,7 +134,7 @@ def test_ten_thousand_mixed_requests_leave_nothing_behind(monkeypatch: pytest.Mo
     assert sum(ends.values()) == REQUESTS
     assert min(ends["right"], ends["lost"], ends["cancelled"]) > 50
     assert ends["right"] > REQUESTS / 2
-    assert engine.suffered == {"done", "no_room", "aborted", "lost"}
+    assert engine.suffered == {"done", "no_room", "interrupted", "aborted", "lost"}
     gauges = loop.gauges()
     assert min(gauges.parks, gauges.resumes, gauges.requeues, gauges.tokens_reused) > 100
     empty(loop, engine)
@@ -166,7 +166,7 @@ def small(parks: bool) -> Arithmetic:
 
 
 @pytest.mark.parametrize("parks", [True, False])
-@pytest.mark.parametrize("fate", ["aborted", "no_room", "lost"])
+@pytest.mark.parametrize("fate", ["aborted", "interrupted", "no_room", "lost"])
 def test_any_step_may_fail(fate: Fate, parks: bool) -> None:
     """One run for every step of the scene, with that step failing: what was aborted or had no room
     is computed again and says the same; a lost step costs those who were on an id and nobody else;

@@ -276,6 +276,26 @@ def test_prompts_stay_within_their_budget(scene: tuple[list[Candidate], Limits])
         assert sum(r.count for r in lengthened) <= max(floor, limits.prefill_shared)
 
 
+@given(scenes())
+def test_a_hurried_step_is_for_interactive_prompts(scene: tuple[list[Candidate], Limits]) -> None:
+    """It moves nobody out of the way that another step would not, and leaves out only others; where
+    there is no such prompt to compute, it is the step that it would have been anyway."""
+    candidates, limits = scene
+    step, calm = plan(candidates, limits, hurry=True), plan(candidates, limits)
+    assert (step.displace, step.admit, step.move) == (calm.displace, calm.admit, calm.move)
+    there = after(candidates, step)
+    if not step.hurried:
+        assert step == calm
+        return
+    waited_for = [there[rows.key] for rows in step.rows]
+    assert all(c.lane is Lane.INTERACTIVE for c in waited_for)
+    assert any(not c.decoding for c in waited_for)
+    left_out = there.keys() - {rows.key for rows in step.rows}
+    assert any(not there[key].alone for key in left_out)
+    assert all(there[key].alone or there[key].lane is not Lane.INTERACTIVE for key in left_out)
+    assert not calm.hurried
+
+
 def test_an_idle_engine_plans_nothing() -> None:
     """No candidates, no rows."""
     assert plan([], Limits(slots=4, rows=516)) == StepPlan()

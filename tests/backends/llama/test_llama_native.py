@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 
 import pytest
 
@@ -13,7 +14,7 @@ from tidemill.backends.llama.native_stepper import NativeStepper, stepper_class
 from tidemill.backends.llama.sampling import Chooser
 from tidemill.backends.llama.stepper import Stepper
 from tidemill.errors import TidemillError
-from tidemill.scheduler.loop import Gauges, Loop, Sampled, Ticket
+from tidemill.scheduler.loop import Chunk, Gauges, Loop, Observation, Sampled, Ticket
 from tidemill.scheduler.speculation import Speculation
 from tidemill.types import FinishReason, Lane, Sampling
 
@@ -122,3 +123,46 @@ def test_without_the_extension_steps_are_computed_in_python(
     assert kind is Stepper
     assert why is not None
     assert "tidemill" in why or "built" in why
+
+
+def test_a_step_that_is_given_up_leaves_everything_as_it_was(model: Model) -> None:
+    """The same step again computes the same numbers as where nobody interrupted, whatever part of
+    it had been computed."""
+    kind, why = stepper_class()
+    greedy = Chooser(model, Sampling(), logprobs=20)
+    prompts = [[500 + 7 * i + k for i in range(150)] for k in range(3)]
+
+    def chunks(start: int, upto: int) -> list[Chunk[Chooser]]:
+        return [
+            Chunk(key=k, seq=k, start=start, tokens=tokens[start:upto], chooser=greedy)
+            for k, tokens in enumerate(prompts)
+        ]
+
+    def chosen(*, interrupted: bool) -> Observation:
+        stepper = kind(model, slots=3, context=256, threads=1, headroom=0)
+        stepper.open()
+        assert stepper.step(chunks(0, 20)).fate == "done"
+        if interrupted:
+            over = threading.Event()
+
+            def interrupt() -> None:
+                while not over.is_set():
+                    stepper.interrupt()
+
+            thread = threading.Thread(target=interrupt)
+            thread.start()
+            seen = stepper.step(chunks(20, 150))
+            over.set()
+            thread.join()
+            assert seen.fate == "interrupted"
+            assert seen.sampled == {}
+        seen = stepper.step(chunks(20, 150))
+        stepper.close()
+        return seen
+
+    calm = chosen(interrupted=False)
+    assert calm.fate == "done"
+    assert len(calm.sampled) == 3
+    if why is None:  # the reference would ask Python too often
+        assert chosen(interrupted=True) == calm
+    greedy.close()
