@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 
@@ -12,6 +13,10 @@ import pytest
 # they are reached without it: by our clients, by child processes, by everybody who asks.
 for name in ("no_proxy", "NO_PROXY"):
     os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1", "localhost")))
+
+# In the background of a shell Ctrl-C is ignored, and so it would be by all that the tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
