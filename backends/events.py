@@ -38,6 +38,8 @@ class Events:
         """Of the whole answer, once the stream has said it."""
         self.passed = 0
         """Events that were passed on."""
+        self.ended = False
+        """The stream has said its last word; ``usage`` is final."""
 
     def feed(self, piece: bytes) -> list[bytes]:
         """The events that end in this piece, each with its blank line."""
@@ -51,6 +53,7 @@ class Events:
         data = b"\n".join(
             line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")
         )
+        self.ended |= data == _DONE
         if not data or data == _DONE:
             return event + b"\n\n"
         try:
@@ -61,6 +64,7 @@ class Events:
                     return None
             if chunk.response is not None and "usage" in chunk.response:
                 self.usage = usage_of(msgspec.json.encode(chunk.response))
+                self.ended |= self.usage != Usage()
             if self._model is None:
                 return event + b"\n\n"
             data = self._renamed(data, chunk)

@@ -135,12 +135,16 @@ class OrdinaryRoutes:
             # Always asked for, so that the stream can be booked; shown only to who wanted it.
             options = fields.get("stream_options") or {}
             fields["stream_options"] = {**options, "include_usage": True}
+        told = False
         try:
             async with self._gate.enter(lane):
                 try:
                     async with self._streaming(endpoint, theirs, fields) as response:
                         async for piece in response.iter_bytes():
                             for event in events.feed(piece):
+                                if booked is not None and events.ended and not told:
+                                    told = True
+                                    booked(ours, events.usage)
                                 yield event
                 except Exception as exc:
                     failure = refusals.read(exc)
@@ -152,7 +156,7 @@ class OrdinaryRoutes:
                     return
                 self._gate.succeeded()
         finally:
-            if booked is not None and events.passed:
+            if booked is not None and events.passed and not told:
                 booked(ours, events.usage)
 
     # --- one call -----------------------------------------------------------------------------

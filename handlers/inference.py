@@ -114,7 +114,7 @@ async def run(
                 await _close(events)
         if first is None:
             return _gone()
-        streamed = EventStream(_from_first(first, events), bill)
+        streamed = EventStream(_from_first(first, events, bill), bill)
         return streamed
     finally:
         if streamed is None:  # else it is settled when the stream ends
@@ -186,6 +186,11 @@ class _Bill:
         self._purchase = purchase
         self._row: UsageRow | None = None
 
+    @property
+    def due(self) -> bool:
+        """What was used is known and not booked."""
+        return self._row is not None
+
     def note(self, model: str, usage: Usage) -> None:
         """Take down model and usage."""
         self._row = UsageRow(
@@ -210,12 +215,22 @@ class _Bill:
         await self._purchase.settle(row)
 
 
-async def _from_first(first: bytes, events: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """A stream whose first event was awaited already; closing it closes the rest."""
+async def _from_first(
+    first: bytes, events: AsyncIterator[bytes], bill: _Bill
+) -> AsyncGenerator[bytes, None]:
+    """A stream whose first event was awaited already; closing it closes the rest.
+
+    Its end is shown once it is booked, as an answer that is not streamed: a reader of the whole
+    finds it in the ledger, also when the server dies right then.
+    """
     try:
-        yield first
-        async for event in events:
+        event: bytes | None = first
+        while event is not None:
+            if bill.due:
+                with anyio.CancelScope(shield=True):
+                    await bill.settle()
             yield event
+            event = await anext(events, None)
     finally:
         await _close(events)
 

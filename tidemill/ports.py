@@ -227,7 +227,9 @@ class Inference(Protocol):
         booked: Callable[[str, Usage], None] | None = None,
     ) -> AsyncIterator[bytes]:
         """Server-sent events for a request with ``stream: true``; raises ``TidemillError`` before
-        the first one. ``booked`` is told model and usage once, however the stream ends."""
+        the first one. ``booked`` is told model and usage once: before the events that end
+        the answer, so that it can be booked before its reader has them all, or when it breaks off.
+        """
 
 
 # --- storage ----------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ _STREAMING: dict[str, Any] = {**_COMPLETING, "/v1/responses": responses_stream}
 """Per endpoint the module with ``stream``."""
 
 Booked = Callable[[str, Usage], None]
-"""Told model and usage once, when a stream ends, however it ends."""
+"""Told model and usage once: before the events that end a stream, or when it breaks off."""
 
 _FIELDS: dict[str, dict[str, str]] = {
     "/v1/responses": {"messages": "input", "response_format": "text.format"},
@@ -241,10 +241,13 @@ class LocalInference:
         seen = [0] * len(generations)
         pieces = merged(replica, generations)
         events = _STREAMING[endpoint].stream(request, ask, _counted(pieces, seen, endpoint), ended)
-        begun = False
+        begun = told = False
         try:
             async for one in events:
                 begun = True
+                if booked is not None and not told and len(ended) == len(generations):
+                    told = True
+                    booked(ask.model, kind.cost(request, ended))
                 yield one
         except TidemillError as error:
             if not begun:
@@ -255,7 +258,7 @@ class LocalInference:
             with anyio.CancelScope(shield=True):
                 await close(events)
                 await close(pieces)
-                if begun and booked is not None:
+                if begun and booked is not None and not told:
                     cost = await _cost(replica, generations, seen, kind, request, ended)
                     booked(ask.model, cost)
 

@@ -132,6 +132,32 @@ async def test_a_stream_is_events_and_is_booked(world: World) -> None:
     assert (row.usage.input, row.usage.output) == (3, 3)
 
 
+class Reader(HungUp):
+    """A client that looks into the ledger as each part of its answer arrives."""
+
+    def __init__(self, world: World, body: dict[str, Any]) -> None:
+        super().__init__(world, body)
+        self._world = world
+        self.seen: list[tuple[bytes, int]] = []
+
+    async def send(self, message: Any) -> None:
+        """Note the part with the rows that are booked by then."""
+        self.seen.append((message.get("body", b""), len(await booked(self._world))))
+        if message.get("more_body") is False:
+            self.leave.set()
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_stream_is_booked_before_its_end_is_shown(world: World, n: int) -> None:
+    """Whoever reads all of it finds it in the ledger, once; nothing is booked while it runs."""
+    reader = Reader(world, chat("a b c", stream=True, n=n))
+    await reader.run(reader.send)
+    assert {rows for part, rows in reader.seen if b'"content":"' in part} == {0}
+    assert [rows for part, rows in reader.seen if b"[DONE]" in part] == [1]
+    (row,) = await booked(world)
+    assert row.usage.output == 3 * n
+
+
 async def test_embeddings_do_not_stream(world: World) -> None:
     """``stream`` on embeddings is a named 400."""
     answer = await world.client.post(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -118,8 +118,8 @@ class HungUp:
         await self.leave.wait()
         return {"type": "http.disconnect"}
 
-    async def run(self) -> None:
-        """Call the application as a server would."""
+    async def run(self, send: Callable[[Any], Awaitable[None]] | None = None) -> None:
+        """Call the application as a server would; ``got`` has its answer, or ``send`` gets it."""
         scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -138,7 +138,7 @@ class HungUp:
             "server": ("127.0.0.1", 80),
             "state": {},
         }
-        await self._app(scope, self.receive, self.got.put)  # type: ignore[arg-type]
+        await self._app(scope, self.receive, send or self.got.put)  # type: ignore[arg-type]
 
 
 def line(custom_id: str = "a", text: str = "hi", model: str = "echo") -> bytes:

@@ -10,6 +10,8 @@ import pytest
 from worlds.house import Open, line
 from worlds.provider import ProviderWorld
 
+from tidemill.types import Usage
+
 pytestmark = pytest.mark.anyio
 
 HELLO = [{"role": "user", "content": "hello there"}]
@@ -53,6 +55,31 @@ async def test_a_stream_passes_through_and_is_booked(server: Open, world: Provid
         first, second = await house.server.store.ledger.usage(None, 0, 2**40)
         assert first.usage == second.usage
         assert first.usage.output > 0
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "asked", "end"),
+    [
+        ("/v1/chat/completions", {"messages": HELLO}, b"[DONE]"),
+        ("/v1/completions", {"prompt": "hello there"}, b"[DONE]"),
+        ("/v1/responses", {"input": "hello there"}, b"response.completed"),
+    ],
+)
+async def test_a_streams_usage_is_told_before_its_end(
+    server: Open, world: ProviderWorld, endpoint: str, asked: dict[str, object], end: bytes
+) -> None:
+    """So that it can be booked before anybody has read all of it; once."""
+    told: list[Usage] = []
+    async with server(STANDARD) as house:
+        body = json.dumps({"model": "big", "stream": True, **asked}).encode()
+        stream = house.server.services.inference.stream(
+            endpoint, body, owner="o", booked=lambda model, usage: told.append(usage)
+        )
+        seen = [(event, len(told)) async for event in stream]
+    assert [known for event, known in seen if end in event] == [1]
+    assert seen[0][1] == 0
+    assert len(told) == 1
+    assert told[0].output > 0
 
 
 async def test_a_stream_that_is_refused_is_an_error(server: Open, world: ProviderWorld) -> None:
