@@ -1,9 +1,9 @@
 """The engine against llama.cpp's own programs, and against itself. Run: make bench-engine
 
 Same requests, same number of compute threads, medians of interleaved repetitions. llama-server gets
-the file as the user has it, and once the rewritten weights that the engine uses; batched-bench and
-the bare loop get it as Q8_0. What was not compared is said in the last line, which is the only one
-made for a machine::
+the file as the user has it, with its best number of slots for each kind of request, and once the
+weights that the engine uses; batched-bench and the bare loop get them as Q8_0. What was not
+compared is said in the last line, which is the only one made for a machine::
 
     engine: A x llama-server, B x batched-bench, prefix C x, ttft D x idle
 """
@@ -183,14 +183,55 @@ def rated(name: str, repetitions: int, *runs: Callable[[], float]) -> list[float
     return medians
 
 
+class Comparison:
+    """Requests of one kind, new ones each time, so that nothing of an earlier run is reused."""
+
+    def __init__(
+        self, name: str, client: OpenAI, folder: Path, make: Callable[[], list[bytes]]
+    ) -> None:
+        self._name, self._client, self._folder, self._make = name, client, folder, make
+
+    def run(self) -> float:
+        """Generated tokens/s of ours."""
+        return run_batch(self._client, self._make(), self._folder)[0]
+
+    def against(
+        self,
+        programs: Path,
+        weights: Weights,
+        counts: list[int],
+        threads: int,
+        repetitions: int,
+    ) -> list[float]:
+        """Medians of ours and of llama-server's with the best of these numbers of slots."""
+
+        def started(slots: int) -> llama_tools.LlamaServer:
+            return llama_tools.LlamaServer(
+                programs, weights, slots=slots, context=1024, threads=threads
+            )
+
+        tried = {}
+        for slots in counts if len(counts) > 1 else ():
+            with started(slots) as theirs:
+                theirs.answer(lines(slots))
+                tried[slots] = theirs.answer(self._make())
+            print(f"{self._name}: llama-server with {slots} slots: {tried[slots]:.1f}")
+        best = max(tried, key=lambda slots: tried[slots], default=counts[0])
+        with started(best) as theirs:
+            theirs.answer(lines(best))
+            name = f"{self._name} (against llama-server with {best} slots)"
+            return rated(name, repetitions, self.run, lambda: theirs.answer(self._make()))
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Print the figures, then one line."""
     options: Any = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--requests", type=int, default=64)
-    options.add_argument("--slots", type=int, default=16)
+    options.add_argument("--slots", type=int, default=32)
+    options.add_argument("--their-slots", default="8,16,32", help="llama-server's; the best counts")
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--repetitions", type=int, default=3)
-    options.add_argument("--chats", type=int, default=20)
+    options.add_argument("--chats", type=int, default=40)
     options.add_argument("--weights", default="auto", choices=("auto", "as-is", "q8_0", "q4_0"))
     options.add_argument("--tools", type=Path, help="where llama.cpp's programs are or are built")
     given = options.parse_args(arguments)
@@ -223,7 +264,6 @@ def main(arguments: list[str] | None = None) -> None:
     if len(bare) > 1:
         ratios["batched-bench"] = f"{bare[0] / bare[1]:.2f} x batched-bench"
 
-    system = words(300, 5)
     settings: dict[str, Any] = {
         "slots": slots, "threads": threads, "max_context_length": 1024, "weights": given.weights,
         "model_name": "smollm2",
@@ -232,8 +272,10 @@ def main(arguments: list[str] | None = None) -> None:
         client = OpenAI(base_url=f"{server.base_url}/v1", api_key="-", timeout=3_600)
         place = Path(folder)
         run_batch(client, lines(slots), place)
-        plain = [lambda: run_batch(client, lines(n), place)[0]]
-        shared = [lambda: run_batch(client, lines(n, system=words(300, next(_unique))), place)[0]]
+        whole_prompts = Comparison("batch", client, place, lambda: lines(n))
+        shared_prompts = Comparison(
+            "shared prompt", client, place, lambda: lines(n, system=words(300, next(_unique)))
+        )
         # The same length of prompt, and nothing in common.
         apart = [
             line.replace(b'"line-0"', b'"line-%d"' % no)
@@ -241,35 +283,26 @@ def main(arguments: list[str] | None = None) -> None:
             for line in lines(1, system=f"{no} {words(300, no)}")
         ]
         if programs is not None:
-            theirs = llama_tools.LlamaServer(
-                programs, Weights(given_file), slots=slots, context=1024, threads=threads
+            counts = [int(count) for count in given.their_slots.split(",")]
+            file = Weights(given_file)
+            whole, again = (
+                kind.against(programs, file, counts, threads, given.repetitions)
+                for kind in (whole_prompts, shared_prompts)
             )
-            with theirs:
-                theirs.answer(lines(slots))
-                plain.append(lambda: theirs.answer(lines(n)))
-                shared.append(lambda: theirs.answer(lines(n, system=system)))
-                whole = rated("batch (against llama-server)", given.repetitions, *plain)
-                again = rated("shared prompt (against llama-server)", given.repetitions, *shared)
             ratios["llama-server"] = f"{whole[0] / whole[1]:.2f} x llama-server"
             prefix = f"{again[0] / again[1]:.2f} x llama-server's"
-            equal = llama_tools.LlamaServer(
-                programs, model, slots=slots, context=1024, threads=threads
-            )
-            with equal:
-                equal.answer(lines(slots))
-                plain[1] = lambda: equal.answer(lines(n))
-                shared[1] = lambda: equal.answer(lines(n, system=system))
-                rated("batch (against llama-server, equal weights)", 1, *plain)
-                rated("shared prompt (against llama-server, equal weights)", 1, *shared)
+            print("and with equal weights:")
+            for kind in (whole_prompts, shared_prompts):
+                kind.against(programs, model, [slots], threads, 1)
         else:
-            whole = rated("batch", given.repetitions, *plain)
-            again = rated("shared prompt", given.repetitions, *shared)
+            whole = rated("batch", given.repetitions, whole_prompts.run)
+            again = rated("shared prompt", given.repetitions, shared_prompts.run)
             prefix = ""
         print(f"from file to results: {whole[0] / bare[0]:.2f} x the bare loop")
         alone, _ = run_batch(client, apart, place)
         print(f"prompts as long with nothing in common: {alone:.1f} generated tokens/s")
         prefix = prefix or f"{again[0] / alone:.2f} x none shared"
-        _, cached = run_batch(client, lines(n, system=system), place)
+        _, cached = run_batch(client, lines(n, system=words(300, next(_unique))), place)
         print(f"prompt tokens that were cached in a batch of {n}: {cached}")
         long = lines(4 * slots, answer=4 * ANSWER)
         idle, beside = interactive(client, given.chats, place, long)
