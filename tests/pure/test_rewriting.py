@@ -126,13 +126,17 @@ def test_work_is_dated_when_it_was_done() -> None:
 
 
 def test_a_responses_stream_is_renamed_inside_its_response() -> None:
-    """Names of events stay, pieces may be cut anywhere, usage is read from the last event."""
+    """Names of events stay, pieces may be cut anywhere, usage is read from the last event, which is
+    known to be the last."""
     created = b'event: response.created\ndata: {"response":{"model":"dep","n":1.0}}\n\n'
     done = (
         b'data: {"response":{"model":"dep","usage":{"input_tokens":4,"output_tokens":2}}}\r\n\r\n'
     )
     events = Events("gpt", wants_usage=True)
-    passed = [event for byte in created + done for event in events.feed(bytes([byte]))]
+    passed = [event for byte in created for event in events.feed(bytes([byte]))]
+    assert not events.ended
+    passed += [event for byte in done for event in events.feed(bytes([byte]))]
+    assert events.ended
     assert passed[0] == b'event: response.created\ndata: {"response":{"model":"gpt","n":1.0}}\n\n'
     assert b'"model":"gpt"' in passed[1]
     assert events.usage == Usage(input=4, output=2)
