@@ -17,6 +17,7 @@ _DONE = b"[DONE]"
 class _Chunk(msgspec.Struct):
     choices: list[msgspec.Raw] | None = None
     usage: dict[str, Any] | None = None
+    type: str | None = None
     response: dict[str, msgspec.Raw] | None = None
 
 
@@ -38,6 +39,8 @@ class Events:
         """Of the whole answer, once the stream has said it."""
         self.passed = 0
         """Events that were passed on."""
+        self.pieces = 0
+        """Pieces of answers that were read."""
         self.ended = False
         """The stream has said its last word; ``usage`` is final."""
 
@@ -58,6 +61,8 @@ class Events:
             return event + b"\n\n"
         try:
             chunk = _chunk.decode(data)
+            self.pieces += len(chunk.choices or ())
+            self.pieces += (chunk.type or "").endswith(".delta")
             if chunk.usage is not None:
                 self.usage = usage_of(data)
                 if chunk.choices == [] and not self._wants_usage:

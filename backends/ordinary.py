@@ -6,11 +6,14 @@ its ``Retry-After``, at the standard price. Bodies pass unchanged but for the mo
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
+import anyio
 import msgspec
 
+from tidemill import estimates
 from tidemill.backends import refusals
 from tidemill.backends.dialects import Dialect
 from tidemill.backends.events import Events, broken
@@ -83,8 +86,9 @@ class OrdinaryRoutes:
     ) -> Outcome:
         """Run one request there; failures are a ``Refusal`` with the provider's own body.
 
-        ``booked`` is never told: what a provider computed of an answer, it says at its end. Every
-        line of a batch is asked: what a provider computes is what it bills."""
+        A provider says what it computed at an answer's end only, so a request whose asker has left
+        goes on to its end for ``booked`` to be told. Every line of a batch is asked: what a
+        provider computes is what it bills."""
         try:
             ours, fields = self._read(endpoint, body, model, defaults)
         except TidemillError as error:
@@ -98,8 +102,14 @@ class OrdinaryRoutes:
             )
         theirs = self._names[ours]
         async with self._gate.enter(lane):
+            calling = asyncio.ensure_future(self._call(endpoint, theirs, fields))
             try:
-                raw = await self._call(endpoint, theirs, fields)
+                raw = await asyncio.shield(calling)
+            except asyncio.CancelledError:
+                usage = await _left(calling, to_its_end=booked is not None)
+                if booked is not None and usage is not None:
+                    booked(ours, usage)
+                raise
             except Exception as exc:  # noqa: BLE001 - read() raises what is no failure of theirs
                 return self._refused(refusals.read(exc), ours)
             self._gate.succeeded()
@@ -157,7 +167,8 @@ class OrdinaryRoutes:
                 self._gate.succeeded()
         finally:
             if booked is not None and events.passed and not told:
-                booked(ours, events.usage)
+                known = events.usage
+                booked(ours, _so_far(endpoint, body, events) if known == Usage() else known)
 
     # --- one call -----------------------------------------------------------------------------
 
@@ -234,6 +245,23 @@ class OrdinaryRoutes:
             # "Too fast" is ours to mend, by going slower; it must not use up the line's attempts.
             spend=not (transient and failure.status == 429),
         )
+
+
+async def _left(calling: asyncio.Future[Any], *, to_its_end: bool) -> Usage | None:
+    """What a call used that nobody waits for any more: awaited, or given up."""
+    if not to_its_end:
+        calling.cancel()
+    with anyio.CancelScope(shield=True):
+        await asyncio.wait((calling,))
+    if calling.cancelled() or calling.exception() is not None:
+        return None
+    return usage_of(calling.result().http_response.content)
+
+
+def _so_far(endpoint: str, body: bytes, events: Events) -> Usage:
+    """An estimate for a stream that ended before its usage was said: the prompt by its bytes, the
+    answer by its pieces."""
+    return Usage(input=estimates.of_body(body, endpoint)[1].input, output=events.pieces)
 
 
 def _wants_usage(fields: Mapping[str, Any]) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from typing import Any
 
 import anyio
 import openai
@@ -10,7 +12,9 @@ import pytest
 from worlds.house import Open, line
 from worlds.provider import ProviderWorld
 
-from tidemill.types import Usage
+from tidemill.backends.ordinary import OrdinaryRoutes
+from tidemill.budgets import BYTES_PER_TOKEN
+from tidemill.types import Lane, Usage
 
 pytestmark = pytest.mark.anyio
 
@@ -79,6 +83,65 @@ async def test_a_streams_usage_is_told_before_its_end(
     assert seen[0][1] == 0
     assert len(told) == 1
     assert told[0].output > 0
+
+
+@pytest.mark.parametrize("to_book", [True, False])
+async def test_a_call_whose_asker_left_is_booked(
+    server: Open, world: ProviderWorld, monkeypatch: pytest.MonkeyPatch, to_book: bool
+) -> None:
+    """The provider bills what it computes: the call goes on to its end, unless nothing is booked by
+    who asked, as for a line that is given back."""
+    called, ended = anyio.Event(), []
+    call = OrdinaryRoutes._call
+
+    async def watched(*args: Any) -> Any:
+        called.set()
+        answer = await call(*args)
+        ended.append(answer)
+        return answer
+
+    monkeypatch.setattr(OrdinaryRoutes, "_call", watched)
+    told: list[tuple[str, Usage]] = []
+    async with server(STANDARD) as house:
+        plain = await house.client.chat.completions.create(model="big", messages=HELLO)  # type: ignore[arg-type]
+        ended.clear()
+        called = anyio.Event()
+        asking = asyncio.ensure_future(
+            house.server.services.inference.answer(
+                "/v1/chat/completions",
+                json.dumps({"model": "big", "messages": HELLO}).encode(),
+                lane=Lane.INTERACTIVE,
+                owner="o",
+                booked=(lambda model, usage: told.append((model, usage))) if to_book else None,
+            )
+        )
+        await called.wait()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+    assert len(ended) == to_book
+    assert plain.usage is not None
+    used = [(usage.input, usage.output) for _, usage in told]
+    assert used == [(plain.usage.prompt_tokens, plain.usage.completion_tokens)] * to_book
+
+
+async def test_a_stream_that_is_left_is_booked_by_an_estimate(
+    server: Open, world: ProviderWorld
+) -> None:
+    """Its prompt's bytes and the pieces that came, once: leaving before the usage is no way not to
+    pay."""
+    told: list[Usage] = []
+    async with server(STANDARD) as house:
+        body = json.dumps({"model": "big", "stream": True, "messages": HELLO}).encode()
+        stream = house.server.services.inference.stream(
+            "/v1/chat/completions", body, owner="o", booked=lambda _, usage: told.append(usage)
+        )
+        assert b"echo" in await anext(stream)
+        assert b"hello" in await anext(stream)
+        await stream.aclose()  # type: ignore[attr-defined]
+    assert len(told) == 1
+    assert told[0].input == -(-len(body) // BYTES_PER_TOKEN)
+    assert told[0].output >= 2
 
 
 async def test_a_stream_that_is_refused_is_an_error(server: Open, world: ProviderWorld) -> None:
