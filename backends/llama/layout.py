@@ -22,7 +22,7 @@ from typing import IO, NamedTuple
 from llama_cpp import llama_cpp as C
 
 from tidemill.backends.llama import gguf, split
-from tidemill.backends.llama.divergence import divergence, log_probabilities
+from tidemill.backends.llama.divergence import Reading
 from tidemill.backends.llama.footprint import TYPES, layout
 from tidemill.backends.llama.model import Model
 from tidemill.errors import EngineUnavailable, SettingsError
@@ -109,9 +109,10 @@ def _cached(
         partial = [file.with_suffix(".partial") for file in files]
         try:
             if wanted == "split":
-                _split(path, partial, threads)
+                _split(path, partial)
             else:
                 _rewrite(path, partial[0], TYPES[wanted], threads)
+            change = _compared(Weights(path), _weights(partial), threads, exact=wanted == "split")
             sizes = [_stored(written) for written in partial]
             for file, written in zip(files, partial, strict=True):
                 os.replace(written, file)
@@ -119,10 +120,8 @@ def _cached(
         finally:
             for file in partial:
                 file.unlink(missing_ok=True)
-    if wanted == "split":
-        say(f"The weights were rewritten as Q4_0 with an adapter, once, into {target}.")
-    else:
-        say(f"The weights were rewritten as {wanted}, once, into {target}.")
+    what = "Q4_0 with an adapter" if wanted == "split" else wanted
+    say(f"The weights were rewritten as {what}, once, into {target}; {change}.")
     return made
 
 
@@ -171,22 +170,34 @@ def _rewrite(path: Path, to: Path, ftype: int, threads: int) -> None:
         raise OSError(0, "llama.cpp could not rewrite them")
 
 
-def _split(path: Path, to: list[Path], threads: int) -> None:
-    """Checks what it made: some architectures compute with matrices to which they add no
-    adapter."""
+def _split(path: Path, to: list[Path]) -> None:
     try:
         split.write(path, to[0], to[1])
     except ValueError as exc:
         raise OSError(0, str(exc)) from exc
-    spread = []
-    for weights in (Weights(path), _weights(to)):
+
+
+def _compared(own: Weights, made: Weights, threads: int, *, exact: bool) -> str:
+    """What rewriting changed, in words. ``exact``: it must not have changed anything, but some
+    architectures compute with matrices to which they add no adapter."""
+    readings = []
+    for weights in (own, made):
         try:
             model = Model(weights.path, 0, weights.adapters)
+            try:
+                readings.append(Reading(model, threads))
+            finally:
+                model.close()
         except EngineUnavailable as exc:
-            raise OSError(0, exc.message.rstrip(".")) from exc
-        try:
-            spread.append(log_probabilities(model, threads))
-        finally:
-            model.close()
-    if not (apart := divergence(*spread)) < _SAME:
+            if exact:
+                raise OSError(0, exc.message.rstrip(".")) from exc
+            return "what that changes cannot be measured with this model"
+    before, after = readings
+    apart = before.divergence(after)
+    if exact and not apart < _SAME:
         raise OSError(0, f"this architecture computes other numbers with them ({apart:.2g} nats)")
+    change = 100 * (after.perplexity / before.perplexity - 1)
+    return (
+        f"their perplexity on a short text is {after.perplexity:.2f}, it was "
+        f"{before.perplexity:.2f} ({change:+.1f} %)"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,13 @@ def test_a_slow_format_is_rewritten_once(said: list[str], cache: Path) -> None:
     made = lay_out(said, "auto")
     assert made.path.parent == cache
     assert file_type(made.path) == Q4_0
-    assert said == [f"The weights were rewritten as Q4_0 with an adapter, once, into {made.path}."]
+    (line,) = said
+    assert line.startswith(
+        f"The weights were rewritten as Q4_0 with an adapter, once, into {made.path}; their "
+        "perplexity on a short text is "
+    )
+    before_and_after = [float(x) for x in re.findall(r"\d+\.\d\d(?= \(|,)", line)]
+    assert before_and_after[0] == pytest.approx(before_and_after[1], rel=0.02)
     (adapter,) = made.adapters
     assert adapter.scale == 1.0
     stamps = [Path(file).stat().st_mtime_ns for file in (made.path, adapter.path)]
@@ -81,18 +88,22 @@ def test_files_that_are_cut_off_are_made_again(said: list[str]) -> None:
 def test_auto_says_the_same_as_the_file(said: list[str]) -> None:
     """The probabilities of next tokens differ by no more than by another rounding: less than those
     of Q8_0 may. Q4_0 alone is another model."""
-    from tidemill.backends.llama.divergence import divergence, log_probabilities
+    from tidemill.backends.llama.divergence import Reading
     from tidemill.backends.llama.model import Model
 
     computed = {}
     for choice in ("as-is", "auto", "q4_0"):
         weights = lay_out(said, choice)
         model = Model(weights.path, 0, weights.adapters)
-        computed[choice] = log_probabilities(model, 1)
+        computed[choice] = Reading(model, 1)
         model.close()
-    assert divergence(computed["as-is"], computed["as-is"]) == 0
-    assert 0 < divergence(computed["as-is"], computed["auto"]) < 0.01
-    assert divergence(computed["as-is"], computed["q4_0"]) > 0.1
+    own = computed["as-is"]
+    assert own.divergence(own) == 0
+    assert 0 < own.divergence(computed["auto"]) < 0.01
+    assert own.divergence(computed["q4_0"]) > 0.1
+    assert computed["auto"].perplexity == pytest.approx(own.perplexity, rel=0.02)
+    assert computed["q4_0"].perplexity > 1.05 * own.perplexity
+    assert 2 < own.perplexity < 100
 
 
 def test_weights_whose_adapter_is_not_used_are_not_used(
@@ -116,7 +127,9 @@ def test_what_is_asked_for_is_made(said: list[str], cache: Path) -> None:
     for choice, kind in (("q4_0", Q4_0), ("q8_0", Q8_0)):
         made = lay_out(said, choice)
         assert file_type(made.path) == kind
-        assert said.pop() == f"The weights were rewritten as {choice}, once, into {made.path}."
+        assert said.pop().startswith(
+            f"The weights were rewritten as {choice}, once, into {made.path}; their perplexity"
+        )
         assert lay_out(said, choice) == made
         assert lay_out(said, "auto", path=made.path) == made
     assert said == []
