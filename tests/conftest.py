@@ -35,3 +35,14 @@ def cache_home() -> Iterator[None]:
     ):
         patch.setenv("XDG_CACHE_HOME", folder)
         yield
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What needs a GPU is for whoever has one and asks for it."""
+    if "gpu" in config.option.markexpr:
+        return
+    wanted = [item for item in items if item.get_closest_marker("gpu") is None]
+    if len(wanted) < len(items):
+        left_out = [item for item in items if item not in wanted]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = wanted
