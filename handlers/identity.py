@@ -44,14 +44,22 @@ class Identities:
                 return await self._granted(grant or Grant(key=key))
             if self._tokens is not None and secret.count(".") == 2:
                 return await self._granted(await self._tokens.grant(secret))
-        # Revoked keys count: revoking the last one must not open the server to everybody.
-        if not self._configured and self._tokens is None and not await self._store.keys.page():
+        if await self.open_to_all():
             return LOCAL
         if secret:
             raise Unauthenticated("The API key is not valid on this server.")
         raise Unauthenticated(
             "No API key was sent. Send 'Authorization: Bearer <key>' or 'api-key: <key>'."
         )
+
+    async def open_to_all(self) -> bool:
+        """True on a server that never had a key: whoever reaches it is one owner.
+
+        Revoked keys count: revoking the last one must not open the server to everybody.
+        """
+        if self._configured or self._tokens is not None:
+            return False
+        return not await self._store.keys.page()
 
     async def _granted(self, grant: Grant) -> Principal:
         now = clock.now()

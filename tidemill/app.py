@@ -91,7 +91,9 @@ async def running(settings: Settings) -> AsyncGenerator[Server]:
     store = open_store(Path(settings.storage_path), prices=catalogue)
     await store.start()
     try:
-        await _require_keys(settings, store)
+        tokens = IssuedTokens(settings, store) if settings.oidc_issuer else None
+        identities = Identities(store, settings, tokens)
+        await _require_keys(settings, store, identities)
         async with open_fleet(settings) as fleet, _providers(settings, store) as providers:
             replicas = fleet.members
             engines = LocalInference(replicas, settings, fleet.waits)
@@ -133,7 +135,6 @@ async def running(settings: Settings) -> AsyncGenerator[Server]:
                 place=partial(providers.place, here=inference),
             )
             remote = providers.open_backends(local)
-            tokens = IssuedTokens(settings, store) if settings.oidc_issuer else None
             services = Services(
                 settings=settings,
                 store=store,
@@ -141,7 +142,7 @@ async def running(settings: Settings) -> AsyncGenerator[Server]:
                 inference=inference,
                 pool_status=_pool_status(runner, replicas),
                 health=_health(store, replicas),
-                identities=Identities(store, settings, tokens),
+                identities=identities,
                 prices=catalogue,
                 providers=providers,
                 wait_rows=runner.rows.wait,
@@ -161,21 +162,25 @@ async def running(settings: Settings) -> AsyncGenerator[Server]:
             await store.close()
 
 
-async def _require_keys(settings: Settings, store: Store) -> None:
-    """Without any key only this machine may come in."""
+async def _require_keys(settings: Settings, store: Store, identities: Identities) -> None:
+    """Without any key only this machine may come in; with none that is left, nobody."""
     loopback = settings.listen_ip == "localhost" or (
         _is_ip(settings.listen_ip) and ipaddress.ip_address(settings.listen_ip).is_loopback
     )
     keyed = bool(settings.api_keys or settings.admin_key or settings.oidc_issuer) or any(
         key.revoked_at is None for key in await store.keys.page()
     )
-    if not loopback and not keyed and not settings.insecure:
+    if keyed:
+        return
+    if not await identities.open_to_all():
+        log.warning("every API key is revoked: nobody is let in until one is added")
+        return
+    if not loopback and not settings.insecure:
         raise SettingsError(
             f"Refusing to listen on {settings.listen_ip} without any API key: set "
             "TIDEMILL_API_KEYS, add one with 'tidemill keys add', or pass --insecure."
         )
-    if not keyed:
-        log.warning("no API key is configured: everybody who reaches the server is one owner")
+    log.warning("no API key is configured: everybody who reaches the server is one owner")
 
 
 def _is_ip(host: str) -> bool:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
+from structlog.testing import capture_logs
 
 from tests.handlers.world import Open, World
+from tidemill import clock, ids
+from tidemill.types import KeyRecord
 
 pytestmark = pytest.mark.anyio
 
@@ -61,3 +66,36 @@ async def test_a_key_or_the_owner_s_word_lifts_it(world: World, open_world: Open
     assert answer.status_code == 200
     async with open_world(api_keys="", insecure=True) as open_to_all:
         assert await status(open_to_all, host="tides.example") == 200
+
+
+async def test_a_server_says_whom_it_lets_in(open_world: Open) -> None:
+    """Everybody while it never had a key; nobody once the last one is revoked. What was made before
+    the first key is there for a key of the owner ``local``."""
+    secret = ids.key_secret()
+    key = KeyRecord(
+        id=ids.key_id(),
+        name="me",
+        owner="local",
+        prefix=secret[:6],
+        digest=hashlib.sha256(secret.encode()).hexdigest(),
+        created_at=clock.now(),
+    )
+    with capture_logs() as logs:
+        async with open_world(api_keys="") as world:
+            batch = await world.create()
+            keys = world.services.store.keys
+            await keys.add(key)
+            path, mine = f"/v1/batches/{batch['id']}", {"Authorization": f"Bearer {secret}"}
+            assert (await world.client.get(path)).status_code == 401
+            assert (await world.client.get(path, headers=mine)).status_code == 200
+            assert await keys.revoke(key.id)
+    assert [log["event"] for log in logs if "API key" in log["event"]] == [
+        "no API key is configured: everybody who reaches the server is one owner"
+    ]
+    with capture_logs() as logs:
+        async with open_world(api_keys="") as world:
+            assert (await world.client.get(path)).status_code == 401
+            assert (await world.client.get(path, headers=mine)).status_code == 401
+    assert [log["event"] for log in logs if "API key" in log["event"]] == [
+        "every API key is revoked: nobody is let in until one is added"
+    ]
