@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import anyio
 import structlog
@@ -24,6 +24,7 @@ from tidemill.crash import crash_point
 from tidemill.ports import Executor, Store
 from tidemill.scheduler.bell import Bell, Signals
 from tidemill.scheduler.intake import Intake
+from tidemill.scheduler.lift import Lifts
 from tidemill.scheduler.queue import Queues
 from tidemill.scheduler.states import CANCELLABLE, ENDS
 from tidemill.types import TERMINAL, BatchRecord, BatchStatus, LineState
@@ -87,6 +88,7 @@ class Lifecycle:
         """Rings by batch when it has new rows or another status."""
         self.stirred: set[int] = set()
         """Batches that may have got due lines since the runner last cleared their mark."""
+        self._lifts = Lifts()
         self._batches: dict[int, BatchRecord] = {}
         self._models: dict[int, list[str]] = {}
         self._reading: set[int] = set()
@@ -102,6 +104,13 @@ class Lifecycle:
 
     def __contains__(self, seq: int) -> bool:
         return seq in self._batches
+
+    def lift(self) -> None:
+        """Let those go ahead that would miss their deadline at their pace. For before each deal:
+        nothing else depends on it."""
+        lifted = self._lifts.look(clock.now_f())
+        if lifted is not None:
+            self.turns.lift(lifted)
 
     async def models_at(self, seq: int, place: str) -> list[str] | None:
         """The models of a batch that run at a place; None: all of them."""
@@ -155,8 +164,14 @@ class Lifecycle:
         crash_point("batch.cancel.after_commit")
         self._close_soon(batch)
 
-    def settled(self, touched: Iterable[int], ready: Iterable[int]) -> None:
-        """Lines of ``touched`` batches ended; ``ready`` ones may have no line left."""
+    def settled(
+        self, touched: Iterable[int], ready: Iterable[int], ended: Mapping[int, int]
+    ) -> None:
+        """Lines of ``touched`` batches ran; ``ready`` ones may have no line left; of ``ended`` so
+        many lines will not run again."""
+        now = clock.now_f()
+        for seq, lines in ended.items():
+            self._lifts.ended(seq, lines, now)
         self._to_close.update(ready)
         for seq in touched:
             self.rows.ring(seq)
@@ -220,6 +235,7 @@ class Lifecycle:
         if self._batches.get(batch.seq) is not batch:
             return  # it was cancelled, or its time was over
         places = {self._place(model, batch.endpoint) for model in models}
+        self._lifts.add(batch, clock.now_f())
         self.turns.add(batch.owner, batch.seq, batch.expires_at, places)
         self.rows.ring(batch.seq)
         self._lease_bell.ring()
@@ -229,7 +245,7 @@ class Lifecycle:
 
     def _close_soon(self, batch: BatchRecord) -> None:
         self._batches[batch.seq] = batch
-        self.turns.remove(batch.seq)
+        self._stop(batch.seq)
         self._to_close.add(batch.seq)
         self._closing.ring()
         self._lease_bell.ring()  # nothing need be loaded for its lines any more
@@ -258,7 +274,7 @@ class Lifecycle:
         if batch.status not in ENDS:
             return
         self._batches[seq] = batch
-        self.turns.remove(seq)
+        self._stop(seq)
         if batch.status in _CLOSINGS:
             to, code, message = _CLOSINGS[batch.status]
             while closed := await self._store.lines.close(seq, to, code, message):
@@ -270,8 +286,13 @@ class Lifecycle:
             log.info("batch ended", batch=batch.id, status=str(ENDS[batch.status]))
             self._forget(seq)
 
-    def _forget(self, seq: int) -> None:
+    def _stop(self, seq: int) -> None:
+        """No line of it may start any more."""
         self.turns.remove(seq)
+        self._lifts.remove(seq)
+
+    def _forget(self, seq: int) -> None:
+        self._stop(seq)
         self._batches.pop(seq, None)
         self.in_flight.pop(seq, None)
         self.stirred.discard(seq)

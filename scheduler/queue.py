@@ -1,5 +1,8 @@
 """Whose line is next: owners take turns, then the nearest deadline, then age, then line order.
 
+Batches that would miss their deadline are *lifted*: half of the turns go to their owners while
+others wait, or more where they are more. With N owners each has a turn within 2 N lines.
+
 Each place where lines run (this server's engines, a provider) has turns of its own, so that lines
 of a slow place never stand where those of another could run.
 
@@ -9,11 +12,15 @@ Pure: knows batches by ``seq`` only, never awaits, never reads a clock.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple
 
 
 class _Entry(NamedTuple):
+    """Sorts by who is first among the batches of one owner."""
+
+    waits: bool
+    """False for a batch that is lifted."""
     expires_at: int
     seq: int
 
@@ -29,6 +36,9 @@ class Turns:
         self._owners: OrderedDict[str, list[_Entry]] = OrderedDict()
         self._owner_of: dict[int, str] = {}
         self._expires: dict[int, int] = {}
+        self._lifted: set[int] = set()
+        self._odd_to_lifted = True
+        """Who gets the odd line of the next deal that both sides share."""
 
     def __len__(self) -> int:
         """Batches that may have lines now."""
@@ -45,6 +55,15 @@ class Turns:
         self.dry(seq)
         self._owner_of.pop(seq, None)
         self._expires.pop(seq, None)
+        self._lifted.discard(seq)
+
+    def lift(self, seqs: Set[int]) -> None:
+        """These batches are lifted, and no others. Unknown ones are ignored."""
+        changed = self._owner_of.keys() & (self._lifted ^ seqs)
+        self._lifted = self._owner_of.keys() & seqs
+        for owner in {self._owner_of[seq] for seq in changed} & self._owners.keys():
+            entries = self._owners[owner]
+            entries[:] = sorted(self._entry(entry.seq) for entry in entries)
 
     def dry(self, seq: int) -> None:
         """The batch has no line that is due; it keeps its place for later."""
@@ -62,7 +81,7 @@ class Turns:
         if owner is None:
             return
         entries = self._owners.setdefault(owner, [])
-        entry = _Entry(self._expires[seq], seq)
+        entry = self._entry(seq)
         if entry not in entries:
             entries.append(entry)
             entries.sort()
@@ -72,17 +91,41 @@ class Turns:
         for seq in self._owner_of:
             self.wet(seq)
 
+    def _entry(self, seq: int) -> _Entry:
+        return _Entry(seq not in self._lifted, self._expires[seq], seq)
+
     def deadline(self) -> int | None:
         """The nearest one of all batches that may have lines now; None: there are none."""
-        return min((entries[0].expires_at for entries in self._owners.values()), default=None)
+        found: list[int] = []
+        for entries in self._owners.values():  # the nearest of those lifted, and of the others
+            found.append(entries[0].expires_at)
+            found += [next((entry.expires_at for entry in entries if entry.waits), found[-1])]
+        return min(found, default=None)
 
     def deal(self, n: int) -> list[tuple[int, int]]:
         """Share ``n`` lines among the owners: ``[(batch seq, lines)]``, at most one share an owner.
 
-        Shares differ by one line at most, and the owner who was dealt first goes to the back,
-        so that over many small deals everybody gets the same.
+        Owners with a lifted batch share half of them, if they are fewer than the others; over many
+        deals the halves differ by one line at most. Else all are dealt alike: shares differ by one
+        line at most, and the owner who was dealt first goes to the back, so that over many small
+        deals everybody gets the same.
+
+        An owner stands behind at most N - 1 others, and of two lines in a row at least one goes to
+        somebody ahead of it or to itself. So it has a turn within 2 N lines, as long as its own
+        batches are neither lifted nor lowered meanwhile.
         """
-        owners = list(self._owners)[: max(0, n)]
+        lifted = [owner for owner, entries in self._owners.items() if not entries[0].waits]
+        if not 0 < len(lifted) < len(self._owners) - len(lifted):
+            return self._share(list(self._owners), n)
+        others = [owner for owner, entries in self._owners.items() if entries[0].waits]
+        half, odd = divmod(max(0, n), 2)
+        to_lifted = half + (odd if self._odd_to_lifted else 0)
+        self._odd_to_lifted ^= bool(odd)
+        return self._share(lifted, to_lifted) + self._share(others, n - to_lifted)
+
+    def _share(self, among: list[str], n: int) -> list[tuple[int, int]]:
+        """Share ``n`` lines among these owners, who are in the order of their turns."""
+        owners = among[: max(0, n)]
         if not owners:
             return []
         share, rest = divmod(n, len(owners))
@@ -91,7 +134,7 @@ class Turns:
             shares.append((self._owners[owner][0].seq, share + (1 if place < rest else 0)))
         for owner in owners:
             self._owners.move_to_end(owner)
-        if rest and len(owners) == len(self._owners):
+        if rest and len(owners) == len(among):
             # Those who got one line more go behind those who did not.
             for owner in owners[:rest]:
                 self._owners.move_to_end(owner)
@@ -117,6 +160,11 @@ class Queues:
         """A batch ended, or no line of it may start any more."""
         for turns in self._turns.values():
             turns.remove(seq)
+
+    def lift(self, seqs: Set[int]) -> None:
+        """These batches are lifted at every place, and no others. Unknown ones are ignored."""
+        for turns in self._turns.values():
+            turns.lift(seqs)
 
     def dry(self, seq: int, place: str) -> None:
         """The batch has no line that is due at a place; it keeps its place for later."""

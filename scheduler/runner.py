@@ -167,6 +167,7 @@ class Runner:
                 while not self._draining:
                     most = self.pool.capacity
                     total = min(most, self._concurrency or most)
+                    self._batches.lift()
                     self._executor.waits(self._batches.turns.deadlines())
                     wants = self._rests.awake(self._executor.capacities, clock.now_f())
                     shares = self._batches.turns.deal(total, wants, self._active)
@@ -254,7 +255,7 @@ class Runner:
         telemetry.lines_settled(succeeded, len(settlements) - succeeded)
         # Nothing accepted: an earlier try of this settlement got through, and its report was lost.
         ready = {r.batch_seq for r in settled if r.drained or not r.accepted}
-        self._batches.settled(touched, ready)
+        self._batches.settled(touched, ready, {r.batch_seq: r.accepted for r in settled})
         if not self._leases:
             self._idle.set()
         self._bell.ring()

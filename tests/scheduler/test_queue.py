@@ -147,3 +147,85 @@ def test_portions_use_what_there_is(total: int, wants: dict[str, int]) -> None:
     if total >= len(wants):
         assert sum(portions.values()) == min(total, sum(wants.values()))
     assert all(portions[place] >= 1 for place in wants if wants[place])
+
+
+def test_every_second_turn_is_a_lifted_one() -> None:
+    """One owner of four has a batch that would be late: it has half of the turns, beginning at
+    once; the three others share the rest."""
+    turns = _turns(("a", 1, 900), ("b", 2, 100), ("c", 3, 100), ("d", 4, 100))
+    turns.lift({1})
+    assert [turns.deal(1)[0][0] for _ in range(8)] == [1, 2, 1, 3, 1, 4, 1, 2]
+    assert turns.deal(7) == [(1, 4), (3, 1), (4, 1), (2, 1)]
+    assert dict(turns.deal(7))[1] == 3, "the odd one was theirs last time"
+    turns.lift(set())
+    assert sorted(turns.deal(8)) == [(1, 2), (2, 2), (3, 2), (4, 2)]
+
+
+def test_lifted_batches_go_first_among_their_owners() -> None:
+    """Ahead of one with a nearer deadline, which has time; lifted both, the nearer one is first."""
+    turns = _turns(("a", 1, 100), ("a", 2, 200))
+    turns.lift({2})
+    assert turns.deal(4) == [(2, 4)]
+    assert turns.deadline() == 100
+    turns.lift({1, 2})
+    assert turns.deal(4) == [(1, 4)]
+    turns.lift({1, 7})
+    turns.dry(1)
+    turns.wet(1)
+    assert turns.deal(4) == [(1, 4)]
+    turns.remove(1)
+    turns.add("a", 1, 300)
+    assert turns.deal(4) == [(2, 4)], "what was lifted once is not so for ever"
+
+
+def test_nobody_loses_by_being_lifted() -> None:
+    """Where those who are lifted are not the fewer ones, half would be less than their share: all
+    are dealt alike."""
+    turns = _turns(("a", 1, 100), ("b", 2, 100), ("c", 3, 100))
+    for lifted in ({1, 2}, {1, 2, 3}):
+        turns.lift(lifted)
+        assert sorted(turns.deal(9)) == [(1, 3), (2, 3), (3, 3)]
+
+
+@given(
+    owners=st.lists(st.integers(0, 6), min_size=1, max_size=20),
+    lifts=st.lists(st.sets(st.integers(0, 19)), min_size=1, max_size=60),
+    free=st.lists(st.integers(1, 9), min_size=60, max_size=60),
+    mine=st.booleans(),
+)
+def test_nobody_starves_beside_lifted_batches(
+    owners: list[int], lifts: list[set[int]], free: list[int], mine: bool
+) -> None:
+    """Whichever batches of the others are lifted and lowered at whatever moments, an owner is dealt
+    a line within twice as many lines as there are owners; also if it is lifted itself."""
+    turns = _turns(*((f"o{owner}", seq, 100 + seq) for seq, owner in enumerate(owners)))
+    own = {seq for seq, owner in enumerate(owners) if owner == owners[0]}
+    bound = 2 * len(set(owners))
+    waited = 0
+    for lifted, n in zip(lifts, free, strict=False):
+        turns.lift((lifted - own) | (own if mine else set()))
+        shares = turns.deal(n)
+        assert sum(lines for _, lines in shares) == n
+        if any(seq in own for seq, _ in shares):
+            waited = 0
+        else:
+            waited += n
+            assert waited < bound
+
+
+@given(
+    others=st.integers(2, 8),
+    lifted=st.integers(1, 7),
+    free=st.lists(st.integers(1, 9), max_size=40),
+)
+def test_lifted_batches_have_half_and_no_more(others: int, lifted: int, free: list[int]) -> None:
+    """Over any run, what goes to the fewer ones who are lifted and what goes to the others differ
+    by one line."""
+    lifted = min(lifted, others - 1)
+    turns = _turns(*((f"o{seq}", seq, 100) for seq in range(lifted + others)))
+    turns.lift(set(range(lifted)))
+    ahead = 0
+    for n in free:
+        shares = turns.deal(n)
+        ahead += sum(k if seq < lifted else -k for seq, k in shares)
+        assert ahead in (0, 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from typing import Any
 
 import anyio
@@ -202,6 +204,31 @@ async def test_at_the_deadline_no_line_starts(world: World) -> None:
     assert len(output) == 1
     assert {row["error"]["code"] for row in errors} == {"batch_expired"}
     assert len(world.script.ran) == 1
+
+
+async def test_a_batch_that_would_be_late_has_every_second_turn(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four owners, room for one line; the batch of one is in the last tenth of its window. The
+    others get theirs in between."""
+    world.script.capacity = 1
+    world.script.gate = anyio.Event()
+    later = 0.0
+    monkeypatch.setattr(clock, "now_f", lambda: time.time() + later)
+    lines = [line(f"l{i}") for i in range(6)]
+    async with world.up():
+        batches = [await world.open(lines, owner="late", window_s=10_000)]
+        await world.script.reached(1)
+        batches += [await world.open(lines, owner=owner, window_s=100_000) for owner in "abc"]
+        for batch in batches:
+            await world.until(batch, lambda b: b.status is BatchStatus.IN_PROGRESS)
+        later = 9_100.0
+        world.script.gate.set()
+        for batch in batches:
+            await world.until(batch)
+    owners = [lease.owner for lease in world.script.ran]
+    assert all("late" in pair for pair in pairwise(owners[:10]))
+    assert set(owners[:9]) == {"late", "a", "b", "c"}
 
 
 async def test_owners_share_the_slots(world: World) -> None:
