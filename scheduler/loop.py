@@ -20,7 +20,7 @@ from tidemill.errors import EngineLost, TidemillError
 from tidemill.scheduler.haste import Haste
 from tidemill.scheduler.memory import Memory
 from tidemill.scheduler.plan import StepPlan, plan
-from tidemill.scheduler.sequence import Sequence
+from tidemill.scheduler.sequence import Sequence, leave_the_line
 from tidemill.scheduler.slots import PARKING_BYTES, Slots
 from tidemill.scheduler.speculation import Speculation
 from tidemill.scheduler.steps import (
@@ -55,7 +55,7 @@ C = TypeVar("C")
 
 EPOCH = 2
 """Lines of an epoch, in slots. A line is overtaken by fewer lines of its lane than an epoch has,
-and by those that enter while it waits for what another one computes."""
+and by those that ``memory.PATIENCE`` lets pass it."""
 LOOK_AHEAD = 4
 """How many waiting sequences are looked at for those that may enter, in slots."""
 
@@ -309,7 +309,7 @@ class Loop(Generic[C]):
         return sorted(chunks, key=lambda chunk: chunk.seq)
 
     def _enter(self, sequence: Sequence[C], seq: int) -> None:
-        self._waiting[sequence.klass].remove(sequence)
+        leave_the_line(self._waiting[sequence.klass], sequence)
         sequence.outgrown = False
         fresh = sequence.done == 0
         self._memory.enter(sequence, seq)

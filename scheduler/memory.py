@@ -22,6 +22,8 @@ C = TypeVar("C")
 LEAST = 16
 """Fewer shared tokens are computed again. A copy of these costs a thousandth of computing them; but
 a sequence that waits for another one to compute them should win a step by it."""
+PATIENCE = 2
+"""In slots: a sequence that so many have passed waits no longer for what another one computes."""
 MOST_ASIDE = 64
 
 
@@ -61,8 +63,10 @@ class Memory(Generic[C]):
     def entrants(self, waiting: Iterable[Sequence[C]], free: int) -> list[Sequence[C]]:
         """Those that could enter now, of ``waiting`` in order: everybody INTERACTIVE, and as many
         others as ids are free. Left out are those that had better wait, since somebody who is
-        live or ahead of them computes what they begin with."""
+        live or ahead of them computes what they begin with; but nobody for ever: not those that
+        ``PATIENCE`` others have passed."""
         ahead, entrants, room = Prefixes(), list[Sequence[C]](), free
+        patience = PATIENCE * self._engine.limits.slots
         alone = False
         for number, sequence in enumerate(waiting):
             if sequence.lane is not Lane.INTERACTIVE and room <= 0:
@@ -72,7 +76,7 @@ class Memory(Generic[C]):
                     continue
                 alone = True
             elif self._may_share(sequence) and not sequence.parked:
-                if self._had_better_wait(sequence, ahead):
+                if sequence.passed < patience and self._had_better_wait(sequence, ahead):
                     continue
                 ahead.put(number, sequence.tokens, sequence.scope)
             entrants.append(sequence)

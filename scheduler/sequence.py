@@ -33,6 +33,7 @@ class Sequence(Generic[C]):
         "order",
         "outgrown",
         "parked",
+        "passed",
         "prompt_len",
         "reused",
         "scope",
@@ -60,6 +61,8 @@ class Sequence(Generic[C]):
         self.alone, self.scope = ticket.alone, ticket.scope
         self.lookup = Lookup()
         self.done = 0
+        self.passed = 0
+        """How many of its lane that were behind it entered while it waited."""
         self.seq: int | None = None
         self.started = self.parked = self.reused = False
 
@@ -115,3 +118,11 @@ class Sequence(Generic[C]):
         if self.epoch != other.epoch:
             return self.epoch < other.epoch
         return (self.scope, self.tokens, self.order) < (other.scope, other.tokens, other.order)
+
+
+def leave_the_line(waiting: list[Sequence[C]], sequence: Sequence[C]) -> None:
+    """It enters: of its lane, it has passed those that were ahead of it and are left."""
+    place = waiting.index(sequence)
+    for ahead in waiting[:place]:
+        ahead.passed += ahead.lane is sequence.lane
+    del waiting[place]

@@ -12,6 +12,7 @@ from tests.scheduler.arithmetic import BYTES, Arithmetic, Collected, by_itself, 
 from tidemill.errors import EngineLost
 from tidemill.scheduler import memory
 from tidemill.scheduler.loop import EPOCH, Chunk, Fate, Loop, Observation, Ticket
+from tidemill.scheduler.memory import PATIENCE
 from tidemill.scheduler.plan import Limits
 from tidemill.types import Lane
 
@@ -230,19 +231,27 @@ bursts = st.lists(
 )
 
 
+def most_overtaken(engine: Arithmetic) -> int:
+    """Of those that came after a line, how many began before it: the most of any line."""
+    begun: list[int] = []
+    for step in engine.steps:
+        begun += sorted({c.key for c in step} - set(begun))
+    return max(sum(other > key for other in begun[:place]) for place, key in enumerate(begun))
+
+
 @settings(deadline=None, max_examples=80)
-@given(bursts, st.integers(1, 4), st.booleans())
+@given(bursts, st.integers(1, 4), st.booleans(), st.sampled_from([20, 150]))
 def test_a_line_is_overtaken_by_few(
-    bursts: list[list[tuple[int, int]]], slots: int, shares: bool
+    bursts: list[list[tuple[int, int]]], slots: int, shares: bool, long: int
 ) -> None:
-    """However lines arrive, of those that came after a line fewer than an epoch has begin before
-    it. Where it begins as others do it waits for what they compute, and is overtaken meanwhile: by
-    as many at most as find a slot while a prompt is computed row by row."""
-    stems = [[], [1] * 20, [2] * 20, [1] * 20 + [3] * 20]
+    """However lines arrive and however long what they begin with, of those that came after a line
+    fewer than an epoch has begin before it; where it waits for what another one computes, also
+    those that find a slot until its patience is over, and in that one step."""
+    stems = [[], [1] * long, [2] * long, [1] * long + [3] * 20]
     engine = Arithmetic(Limits(slots=slots, rows=slots + 16, prefill=8), reuses=shares)
     loop = Loop(engine)
     tickets: list[Ticket[str]] = []
-    for burst in bursts:
+    for burst in [*bursts, [(0, 1)]]:
         for stem, limit in burst:
             t = ticket(len(tickets), [*stems[stem], 30 + len(tickets) % 60], limit=limit)
             tickets.append(t)
@@ -251,12 +260,31 @@ def test_a_line_is_overtaken_by_few(
             loop._collect()
             loop.turn()
     finish(loop, tickets)
-    begun: list[int] = []
-    for step in engine.steps:
-        begun += sorted({c.key for c in step} - set(begun))
-    longest = max((len(t.prompt) for t in tickets), default=0)
-    bound = EPOCH * slots + (slots * longest if shares else 0)
-    for place, key in enumerate(begun):
-        assert sum(other > key for other in begun[:place]) < bound
-    assert len(begun) == len(tickets)
+    bound = EPOCH * slots + ((PATIENCE + 1) * slots if shares else 0)
+    assert most_overtaken(engine) < bound
+    empty(loop, engine)
+
+
+def test_nobody_waits_for_ever_for_a_long_beginning() -> None:
+    """A line begins like one whose prompt takes hundreds of steps, and short ones keep coming: it
+    lets so many pass, and then computes the beginning itself."""
+    slots = 2
+    engine = Arithmetic(Limits(slots=slots, rows=slots + 1, prefill=1), reuses=True)
+    loop = Loop(engine)
+    stem = [1] * 400
+    lines = [ticket(0, [*stem, 5], limit=1), ticket(1, [*stem, 6], limit=1)]
+    for t in lines:
+        loop.submit(t)
+    for key in range(2, 40):
+        t = ticket(key, [key], limit=1)
+        lines.append(t)
+        loop.submit(t)
+        loop._collect()
+        loop.turn()
+    assert not got(lines[0]).closed, "the beginning is still being computed"
+    assert PATIENCE * slots <= most_overtaken(engine) < (EPOCH + PATIENCE + 1) * slots
+    assert any(c.key == 1 for step in engine.steps for c in step)
+    finish(loop, lines)
+    for t in lines:
+        right(t)
     empty(loop, engine)
