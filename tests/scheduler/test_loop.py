@@ -128,6 +128,32 @@ def test_interactive_goes_before_batch_and_displaces_it() -> None:
     assert computed == [*line.prompt, *got(line).tokens][: len(computed)]
 
 
+@pytest.mark.parametrize("headroom", [1, 0])
+def test_somebody_who_arrives_at_a_full_engine_has_a_slot_at_once(headroom: int) -> None:
+    """Lines took what they may have. With headroom the slot that they left is used, and all of them
+    go on; without it the youngest is parked, and nobody else."""
+    engine = Arithmetic(Limits(slots=4, rows=516, headroom=headroom))
+    loop = Loop(engine)
+    lines = [ticket(key, [key, 2, 3], limit=12) for key in range(1, 6)]
+    chat = ticket(9, [7, 8], lane=Lane.INTERACTIVE, limit=3)
+    for t in lines:
+        loop.submit(t)
+    loop._collect()
+    loop.turn()
+    before = [c.key for c in engine.steps[-1]]
+    assert before == [1, 2, 3, 4][: 4 - headroom]
+    loop.submit(chat)
+    loop._collect()
+    loop.turn()
+    assert [c.key for c in engine.steps[-1]] == [9], "a prompt has its steps to itself"
+    assert (loop.gauges().active, loop.gauges().parked) == (4, 0 if headroom else 1)
+    loop.turn()
+    assert {c.key for c in engine.steps[-1]} == {1, 2, 3, 9}
+    finish(loop, [*lines, chat])
+    for t in [*lines, chat]:
+        assert (got(t).tokens, got(t).reason) == by_itself(t)
+
+
 def test_a_line_that_cannot_be_parked_is_computed_again() -> None:
     """Without room to park, the displaced line starts over with its tokens and says the same."""
     engine = Arithmetic(Limits(slots=1, rows=513), parks=False)
