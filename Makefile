@@ -68,6 +68,7 @@ bench-engine: $(VENV)/.test
 	@$(BIN)/python bench/bench_engine_weights.py
 	@$(BIN)/python bench/bench_engine_memory.py
 	@$(BIN)/python bench/bench_engine_lookup.py
+	@$(BIN)/python bench/bench_engine_beside.py
 	@$(BIN)/python bench/bench_engine.py --tools build/llama-tools
 
 docs: $(VENV)/.test

@@ -99,11 +99,13 @@ def p95(values: list[float]) -> float:
     return sorted(values)[max(0, -(-len(values) * 95 // 100) - 1)]
 
 
-def bare_loop(files: Weights, *, sequences: int, threads: int) -> float:
-    """Generated tokens/s of the loop and its engine alone, over one block of requests."""
+def bare_loop(files: Weights, *, sequences: int, threads: int, reference: bool = False) -> float:
+    """Generated tokens/s of the loop and its engine alone, over one block of requests.
+    ``reference``: with the steps in Python."""
     from tidemill.backends.llama.model import Model
     from tidemill.backends.llama.native_stepper import stepper_class
     from tidemill.backends.llama.sampling import Chooser
+    from tidemill.backends.llama.stepper import Stepper
     from tidemill.errors import TidemillError
     from tidemill.scheduler.loop import Loop, Sampled, Ticket
     from tidemill.types import FinishReason, Lane, Sampling
@@ -129,7 +131,7 @@ def bare_loop(files: Weights, *, sequences: int, threads: int) -> float:
 
     done = threading.Semaphore(0)
     weights = Model(files.path, 0, files.adapters)
-    kind, _ = stepper_class()
+    kind = Stepper if reference else stepper_class()[0]
     context = 256 * -(-(PROMPT + ANSWER) // 256)
     stepper = kind(weights, slots=sequences, context=context, threads=threads, headroom=0)
     stepper.open()
