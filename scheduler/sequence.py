@@ -25,6 +25,7 @@ class Sequence(Generic[C]):
         "chooser",
         "done",
         "epoch",
+        "group",
         "key",
         "klass",
         "lane",
@@ -58,7 +59,7 @@ class Sequence(Generic[C]):
         self.key, self.lane, self.order, self.epoch = ticket.key, ticket.lane, order, epoch
         self.tokens, self.prompt_len = list(ticket.prompt), len(ticket.prompt)
         self.limit, self.chooser, self.answer = ticket.limit, ticket.chooser, ticket.answer
-        self.alone, self.scope = ticket.alone, ticket.scope
+        self.alone, self.scope, self.group = ticket.alone, ticket.scope, ticket.group
         self.lookup = Lookup()
         self.done = 0
         self.passed = 0

@@ -218,7 +218,7 @@ class Speculation(Generic[C]):
             if chunk.chooser is None or not 0 < sequence.answered < sequence.limit - 1:
                 continue
             if (match := sequence.lookup.match(sequence.tokens)) is not None:
-                group = (sequence.scope, sequence.lane)
+                group = (sequence.scope, sequence.lane, sequence.group)
                 self._matches[i] = group, match, sequence.tokens[match.at]
                 if first is not Lane.INTERACTIVE or sequence.lane is first:
                     left = sequence.limit - sequence.answered - 1

@@ -131,6 +131,8 @@ class Ticket(msgspec.Struct, Generic[C], kw_only=True, eq=False):
     """Computed in steps of its own, in fixed chunks, from nothing: the same numbers every time."""
     scope: str = ""
     """Prompts of one scope may share what was computed; others learn nothing of each other."""
+    group: str = ""
+    """Answers of one group, as of the lines of a batch, are likely to be drafted equally well."""
 
 
 class Errands(Protocol):

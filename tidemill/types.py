@@ -669,6 +669,8 @@ class Generation(Record, frozen=True, kw_only=True, omit_defaults=True):
     stream: bool = False
     """True: pieces as they come. False: one piece at the end."""
     owner: str = ""
+    batch: str = ""
+    """Whose line it is; lines of one batch are likely to be alike."""
     deterministic: bool = False
     """The same text on every run: computed alone, in fixed chunks, from nothing."""
 

@@ -92,6 +92,7 @@ def plan(body: Body, ask: Ask) -> list[Generation]:
         json_schema=schema_of(body.response_format, "response_format"),
         stream=ask.stream,
         owner=ask.owner,
+        batch=ask.batch,
         deterministic=bool(ask.params.deterministic),
     )
     return copies(first, body.n or 1)

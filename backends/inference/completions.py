@@ -102,6 +102,7 @@ def plan(body: Body, ask: Ask) -> list[Generation]:
                     echo=bool(body.echo),
                     stream=ask.stream,
                     owner=ask.owner,
+                    batch=ask.batch,
                     deterministic=bool(ask.params.deterministic),
                 )
             )

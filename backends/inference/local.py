@@ -172,7 +172,7 @@ class LocalInference:
 
         ``model`` wins over the body's. ``stream: true`` is refused: see ``stream``. With ``booked``
         the engine tells as it goes, so that a request that is cancelled is told by its tokens.
-        ``batch``: of its lines that ask for the same, one is computed.
+        ``batch``: of its lines that ask for the same, one is computed; they are likely to be alike.
         """
         try:
             if endpoint == EMBEDDINGS:
@@ -182,7 +182,13 @@ class LocalInference:
             if request.stream:
                 return _STREAMED_LINE
             replica, ask = self._ask(
-                request.model, model, lane, owner, defaults, stream=booked is not None
+                request.model,
+                model,
+                lane,
+                owner,
+                defaults,
+                stream=booked is not None,
+                batch=batch or "",
             )
             generations = kind.plan(request, ask)
             parts: list[list[Piece]] = [[] for _ in generations]
@@ -271,6 +277,7 @@ class LocalInference:
         defaults: BatchParams | None,
         *,
         stream: bool = False,
+        batch: str = "",
         embed: bool = False,
     ) -> tuple[Replica, Ask]:
         name = forced or named
@@ -291,7 +298,7 @@ class LocalInference:
         if params.deterministic is None and self._params.deterministic:
             params = msgspec.structs.replace(params, deterministic=True)
         replica = self._replicas[key]
-        return replica, Ask(name, replica.card, lane, owner, params, self._limit, stream)
+        return replica, Ask(name, replica.card, lane, owner, params, self._limit, stream, batch)
 
 
 def _room(status: ReplicaStatus, waiting: int) -> int:

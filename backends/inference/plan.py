@@ -26,6 +26,7 @@ class Ask(msgspec.Struct, frozen=True):
     params: BatchParams
     limit: int
     stream: bool = False
+    batch: str = ""
 
 
 def sampling(

@@ -182,6 +182,7 @@ def plan(body: Body, ask: Ask) -> list[Generation]:
             json_schema=_schema(body.text),
             stream=ask.stream,
             owner=ask.owner,
+            batch=ask.batch,
             deterministic=bool(ask.params.deterministic),
         )
     ]

@@ -62,6 +62,7 @@ class Desk:
             chooser=chooser,
             answer=answer,
             scope=g.owner,
+            group=g.batch,
             alone=alone or g.deterministic,
         )
 

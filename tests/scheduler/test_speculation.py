@@ -251,6 +251,18 @@ def test_what_is_kept_is_drafted_and_what_is_refused_is_not() -> None:
     assert 0 < sum(n > 0 for n in refused[500:]) <= -(-500 // PROBE)
 
 
+def test_one_batch_learns_nothing_from_another() -> None:
+    """An owner's batch whose answers copy, and one whose answers do not: the first is drafted."""
+    scene = Scene([Lane.BATCH])
+    scene.live[0].group = "invents"
+    for _ in range(300):
+        scene.step(keeps=False, seconds=1.0)
+    assert scene.step(keeps=False, seconds=1.0) == [0]
+    scene.live[0].group = "copies"
+    got = [scene.step(keeps=True, seconds=1.0)[0] for _ in range(20)]
+    assert got[-1] == COUNTS[-1]
+
+
 def test_drafts_come_back_when_they_are_kept_again() -> None:
     """A probe finds out."""
     scene = Scene([Lane.BATCH])
@@ -264,7 +276,7 @@ def test_nobody_else_gets_drafts_beside_somebody_interactive() -> None:
     """Lines would lengthen the step that a person waits for; the person's own drafts do not."""
     scene = Scene([Lane.BATCH, Lane.INTERACTIVE, Lane.JOB])
     for lane in Lane:
-        scene.speculation.odds.learn(("", lane), 3, kept=99, refused=False)
+        scene.speculation.odds.learn(("", lane, ""), 3, kept=99, refused=False)
     for _ in range(5):
         got = scene.step(keeps=True, seconds=1.0)
     assert got == [0, COUNTS[-1], 0]
