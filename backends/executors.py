@@ -8,7 +8,7 @@ import msgspec
 import structlog
 
 from tidemill.backends.routed import RoutedInference
-from tidemill.types import Lane, Lease, Outcome, Refusal
+from tidemill.types import Lane, Lease, Outcome, Refusal, Waiting
 
 log = structlog.get_logger()
 
@@ -35,9 +35,9 @@ class LocalExecutor:
         """Where a line is answered."""
         return self._inference.place(model, endpoint)
 
-    def waits(self, deadlines: Mapping[str, float]) -> None:
+    def waits(self, lines: Mapping[str, Waiting]) -> None:
         """Pass on which places have lines that wait."""
-        self._inference.waits(deadlines)
+        self._inference.waits(lines)
 
     async def execute(self, lease: Lease) -> Outcome:
         """The line's answer or why there is none; never raises for the line's own failure."""

@@ -24,7 +24,7 @@ from tidemill.ports import Clock, Replica
 from tidemill.scheduler.bell import Bell
 from tidemill.scheduler.residency import Moves, decide
 from tidemill.settings import Settings
-from tidemill.types import EngineSpec
+from tidemill.types import EngineSpec, Waiting
 
 log = structlog.get_logger()
 
@@ -118,10 +118,9 @@ class Fleet:
             self.on_room()
         return moves.look_at
 
-    def waits(self, deadlines: Mapping[str, float]) -> None:
-        """Batch lines wait for these members now, and for no others; with the nearest deadline of
-        each."""
-        news = [m.lines_wait(deadlines.get(key)) for key, m in self.members.items()]
+    def waits(self, lines: Mapping[str, Waiting]) -> None:
+        """Batch lines wait for these members now, and for no others."""
+        news = [m.lines_wait(lines.get(key)) for key, m in self.members.items()]
         if any(news):
             self._bell.ring()
 

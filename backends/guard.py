@@ -15,7 +15,7 @@ from tidemill import access, clock, estimates
 from tidemill.errors import Forbidden
 from tidemill.ports import Accounts, Budgets, Executor
 from tidemill.prices import Catalogue
-from tidemill.types import BatchRecord, Grant, Lease, Outcome, Refusal
+from tidemill.types import BatchRecord, Grant, Lease, Outcome, Refusal, Waiting
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -69,9 +69,9 @@ class GuardedExecutor:
         """Where the inner executor runs a line."""
         return self._inner.place(model, endpoint)
 
-    def waits(self, deadlines: Mapping[str, float]) -> None:
+    def waits(self, lines: Mapping[str, Waiting]) -> None:
         """The inner executor is told."""
-        self._inner.waits(deadlines)
+        self._inner.waits(lines)
 
     async def execute(self, lease: Lease) -> Outcome:
         """The line's answer, or why it did not run."""

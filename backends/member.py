@@ -26,6 +26,7 @@ from tidemill.types import (
     ModelState,
     Piece,
     ReplicaStatus,
+    Waiting,
 )
 
 _COME_AGAIN_S = 30
@@ -79,7 +80,7 @@ class Member:
         self._used_at = self._kept_until = self._turn_at = self._not_before = 0.0
         self._load_s = 0.0
         self._lines_at: float | None = None
-        self._deadline = float("inf")
+        self._lines: Waiting | None = None
         self._failures = 0
         self._trouble: str | None = None
 
@@ -105,22 +106,20 @@ class Member:
             turn_at=self._turn_at,
             asked_at=min((waiter.since for waiter in self._waiters), default=None),
             lines_at=self._lines_at,
-            deadline=self._deadline,
+            deadline=float("inf") if self._lines is None else self._lines.deadline,
+            lifted=self._lines is not None and self._lines.lifted,
             not_before=self._not_before,
         )
 
-    def lines_wait(self, deadline: float | None) -> bool:
-        """Batch lines wait for it, the first one until then; None: none does. True when that is
-        news."""
-        news = (deadline is None) != (self._lines_at is None)
-        if deadline is None:
+    def lines_wait(self, lines: Waiting | None) -> bool:
+        """These batch lines wait for it; None: none does. True when that is news."""
+        if lines is None:
             self._lines_at = None
         elif self._lines_at is None:
             self._lines_at = self._now()
-            if not (self.held or self._busy):
+            if self.state == "loaded" and not (self.held or self._busy):
                 self._turn_at = self._lines_at
-        nearest = float("inf") if deadline is None else deadline
-        news, self._deadline = news or nearest != self._deadline, nearest
+        news, self._lines = lines != self._lines, lines
         return news
 
     # --- in and out of memory

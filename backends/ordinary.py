@@ -21,7 +21,7 @@ from tidemill.backends.refusals import Failure, Meaning
 from tidemill.backends.rewriting import body_defaults, in_our_words, renamed, usage_of
 from tidemill.errors import BadRequest, ModelNotFound, RequestRefused, TidemillError, refusal
 from tidemill.scheduler.retry import Gate
-from tidemill.types import Answer, BatchParams, Lane, ModelCard, Outcome, Refusal, Usage
+from tidemill.types import Answer, BatchParams, Lane, ModelCard, Outcome, Refusal, Usage, Waiting
 
 _fields = msgspec.json.Decoder(dict[str, Any])
 
@@ -69,7 +69,7 @@ class OrdinaryRoutes:
         """The provider, whatever the line."""
         return self._provider.name
 
-    def waits(self, deadlines: Mapping[str, float]) -> None:
+    def waits(self, lines: Mapping[str, Waiting]) -> None:
         """Nothing is to be prepared for a line."""
 
     async def answer(

@@ -9,7 +9,7 @@ import msgspec
 
 from tidemill.errors import ModelNotFound, refusal
 from tidemill.ports import Inference
-from tidemill.types import Lane, ModelCard, Outcome, Usage
+from tidemill.types import Lane, ModelCard, Outcome, Usage, Waiting
 
 
 class Bounded(Inference, Protocol):
@@ -20,7 +20,7 @@ class Bounded(Inference, Protocol):
 
     def place(self, model: str, endpoint: str) -> str: ...
 
-    def waits(self, deadlines: Mapping[str, float]) -> None: ...
+    def waits(self, lines: Mapping[str, Waiting]) -> None: ...
 
 
 class _Named(msgspec.Struct):
@@ -70,10 +70,10 @@ class RoutedInference:
         known = (place for place in self._places if place.knows(model))
         return next(known, self._places[0]).place(model, endpoint)
 
-    def waits(self, deadlines: Mapping[str, float]) -> None:
+    def waits(self, lines: Mapping[str, Waiting]) -> None:
         """Tell every place where lines wait."""
         for place in self._places:
-            place.waits(deadlines)
+            place.waits(lines)
 
     async def answer(
         self,

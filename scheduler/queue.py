@@ -15,6 +15,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple
 
+from tidemill.types import Waiting
+
 
 class _Entry(NamedTuple):
     """Sorts by who is first among the batches of one owner."""
@@ -94,13 +96,17 @@ class Turns:
     def _entry(self, seq: int) -> _Entry:
         return _Entry(seq not in self._lifted, self._expires[seq], seq)
 
-    def deadline(self) -> int | None:
-        """The nearest one of all batches that may have lines now; None: there are none."""
+    def waiting(self) -> Waiting | None:
+        """The nearest deadline of all batches that may have lines now, and whether one of them is
+        lifted; None: there are none."""
         found: list[int] = []
         for entries in self._owners.values():  # the nearest of those lifted, and of the others
             found.append(entries[0].expires_at)
             found += [next((entry.expires_at for entry in entries if entry.waits), found[-1])]
-        return min(found, default=None)
+        if not found:
+            return None
+        lifted = any(not entries[0].waits for entries in self._owners.values())
+        return Waiting(deadline=min(found), lifted=lifted)
 
     def deal(self, n: int) -> list[tuple[int, int]]:
         """Share ``n`` lines among the owners: ``[(batch seq, lines)]``, at most one share an owner.
@@ -180,10 +186,10 @@ class Queues:
         for turns in self._turns.values():
             turns.wet_all()
 
-    def deadlines(self) -> dict[str, float]:
-        """The places that may have lines now, with the nearest deadline of each."""
-        found = {place: turns.deadline() for place, turns in self._turns.items()}
-        return {place: at for place, at in found.items() if at is not None}
+    def waiting(self) -> dict[str, Waiting]:
+        """The places that may have lines now, and how pressing these are."""
+        found = {place: turns.waiting() for place, turns in self._turns.items()}
+        return {place: lines for place, lines in found.items() if lines is not None}
 
     def deal(
         self, total: int, wants: Mapping[str, int], active: Mapping[str, int]

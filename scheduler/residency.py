@@ -2,7 +2,8 @@
 
 Interactive requests come first, in the order of their arrival. Batch lines of a model that is not
 in memory wait while the lines of one that is are worked on, so that models are not swapped for
-every line, and get their turn after ``turn_s`` at the latest::
+every line, and get their turn after ``turn_s`` at the latest. Of those that wait for one, the lines
+of a batch that would miss its deadline come first, up to every other turn::
 
     waits ──► fits? ──► load
                 └► idle ones, least recently used first ──► unload
@@ -36,13 +37,15 @@ class Resident(Record, frozen=True, kw_only=True):
     kept_until: float = 0.0
     """Lines of another model wait for it until then: a person used it and may come back."""
     turn_at: float = 0.0
-    """When its lines' turn began."""
+    """When its lines' last turn began; 0.0: they had none."""
     asked_at: float | None = None
     """Since when an interactive request waits for it."""
     lines_at: float | None = None
     """Since when batch lines wait for it."""
     deadline: float = math.inf
     """The nearest one of those lines."""
+    lifted: bool = False
+    """One of their batches would miss its deadline at its pace."""
     not_before: float = 0.0
     """It is not loaded earlier: the last attempt failed."""
 
@@ -61,15 +64,19 @@ class Moves(Record, frozen=True, kw_only=True):
 def decide(residents: Sequence[Resident], budget: int, turn_s: float, now: float) -> Moves:
     """The moves that ``budget`` bytes allow. One model is always allowed, whatever its size.
 
-    Who waits longest is served first; nobody later takes memory that the first one waits for.
+    Who waits longest is served first; nobody later takes memory that the first one waits for. A
+    lifted one counts as having waited for two turns of everybody more, unless the last turn was
+    that of a lifted one. So every other turn is theirs, and nobody waits longer than two turns of
+    everybody.
     """
     taken = sum(one.size for one in residents if one.state != "unloaded")
     loads: list[str] = []
     look_at = min((r.not_before for r in _waiting(residents) if r.not_before > now), default=_NEVER)
-    waiting = sorted(
-        (one for one in _waiting(residents) if one.not_before <= now),
-        key=lambda one: _order(one, now),
-    )
+    ready = [one for one in _waiting(residents) if one.not_before <= now]
+    last = max(residents, key=lambda one: one.turn_at, default=None)
+    their_turn = last is None or last.turn_at == 0.0 or not last.lifted
+    head_start = 2 * turn_s * len(ready) if their_turn else 0.0
+    waiting = sorted(ready, key=lambda one: _order(one, head_start, now))
     for one in waiting:
         if taken == 0 or taken + one.size <= budget:
             loads.append(one.key)
@@ -99,14 +106,15 @@ def _waiting(residents: Sequence[Resident]) -> list[Resident]:
     ]
 
 
-def _order(one: Resident, now: float) -> tuple[int, float, str]:
-    """Interactive requests, then lines near their deadline, then by how long somebody waits."""
+def _order(one: Resident, head_start: float, now: float) -> tuple[int, float, str]:
+    """Interactive requests, then lines near their deadline, then by how long somebody waits;
+    ``head_start``: seconds by which lifted ones are ahead."""
     if one.asked_at is not None:
         return 0, one.asked_at, one.key
     assert one.lines_at is not None, "nobody waits for it"
     if one.deadline - now <= URGENT_S:
         return 1, one.deadline, one.key
-    return 2, one.lines_at, one.key
+    return 2, one.lines_at - (head_start if one.lifted else 0.0), one.key
 
 
 def _victims(

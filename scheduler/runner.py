@@ -168,7 +168,7 @@ class Runner:
                     most = self.pool.capacity
                     total = min(most, self._concurrency or most)
                     self._batches.lift()
-                    self._executor.waits(self._batches.turns.deadlines())
+                    self._executor.waits(self._batches.turns.waiting())
                     wants = self._rests.awake(self._executor.capacities, clock.now_f())
                     shares = self._batches.turns.deal(total, wants, self._active)
                     if not shares:

@@ -55,6 +55,7 @@ from tidemill.types import (
     UsageQuery,
     UsageRow,
     UsageSum,
+    Waiting,
 )
 
 # --- where a batch runs -----------------------------------------------------------------------
@@ -135,8 +136,8 @@ class Executor(Protocol):
     def place(self, model: str, endpoint: str) -> str:
         """The place that runs lines for a model and an endpoint."""
 
-    def waits(self, deadlines: Mapping[str, float]) -> None:
-        """Lines wait at these places now, and nowhere else; with the nearest deadline of each."""
+    def waits(self, lines: Mapping[str, Waiting]) -> None:
+        """Lines wait at these places now, and nowhere else."""
 
 
 # --- models -----------------------------------------------------------------------------------

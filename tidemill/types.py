@@ -751,6 +751,15 @@ class ArenaStatus(Record, frozen=True, kw_only=True):
     """States in it."""
 
 
+class Waiting(Record, frozen=True, kw_only=True):
+    """Batch lines that wait at one place."""
+
+    deadline: float
+    """The nearest one of their batches, epoch seconds."""
+    lifted: bool = False
+    """True when one of these batches would miss its deadline at its pace."""
+
+
 class ReplicaStatus(Record, frozen=True, kw_only=True):
     """Health and load of one engine replica. Totals count from its creation, over restarts."""
 

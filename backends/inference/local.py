@@ -37,6 +37,7 @@ from tidemill.types import (
     Refusal,
     ReplicaStatus,
     Usage,
+    Waiting,
 )
 
 EMBEDDINGS = "/v1/embeddings"
@@ -73,15 +74,14 @@ class LocalInference:
     """The ``Inference`` of this server.
 
     ``replicas`` are engines under any keys: each serves the name on its card. A chat engine and an
-    embeddings engine may share a name. ``waits`` is told the keys of those that lines wait for,
-    with their nearest deadline.
+    embeddings engine may share a name. ``waits`` is told the keys of those that lines wait for.
     """
 
     def __init__(
         self,
         replicas: Mapping[str, Replica],
         settings: Settings | None = None,
-        waits: Callable[[Mapping[str, float]], None] = lambda deadlines: None,
+        waits: Callable[[Mapping[str, Waiting]], None] = lambda lines: None,
     ) -> None:
         self._replicas, self._waits = replicas, waits
         # One name may have two engines: the one that cannot chat is there for the vectors.
@@ -151,10 +151,10 @@ class LocalInference:
         key = (self._embedding if endpoint == EMBEDDINGS else self._completing).get(model)
         return _HERE if key is None else f"{_HERE}/{key}"
 
-    def waits(self, deadlines: Mapping[str, float]) -> None:
+    def waits(self, lines: Mapping[str, Waiting]) -> None:
         """Pass on for which engines lines wait."""
         places = {f"{_HERE}/{key}": key for key in self._replicas}
-        self._waits({places[at]: by for at, by in deadlines.items() if at in places})
+        self._waits({places[at]: some for at, some in lines.items() if at in places})
 
     async def answer(
         self,

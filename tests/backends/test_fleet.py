@@ -21,9 +21,11 @@ from tidemill.errors import (
 )
 from tidemill.models import Wanted
 from tidemill.ports import Replica
-from tidemill.types import EngineSpec, Generation, Lane, ReplicaStatus
+from tidemill.types import EngineSpec, Generation, Lane, ReplicaStatus, Waiting
 
 pytestmark = pytest.mark.anyio
+
+SOMETIME = Waiting(deadline=1e9)
 
 
 class Engine(EchoReplica):
@@ -188,10 +190,10 @@ async def test_a_line_that_comes_too_late_goes_back_unspent() -> None:
 async def test_lines_that_wait_load_their_model() -> None:
     """After the turn of those that are worked on, which is seen on the clock only."""
     async with World(a=6, b=6).up() as world:
-        world.fleet.waits({"a": 1e9})
+        world.fleet.waits({"a": SOMETIME})
         await until(lambda: world.rooms == 1)
         assert world.states() == "LU"
-        world.fleet.waits({"a": 1e9, "b": 1e9})
+        world.fleet.waits({"a": SOMETIME, "b": SOMETIME})
         world.now += 59
         assert world.fleet.look() == world.now + 1
         assert world.states() == "LU"
@@ -199,6 +201,20 @@ async def test_lines_that_wait_load_their_model() -> None:
         world.fleet.look()
         await until(lambda: world.states() == "UL")
         assert world.said == ["load a", "close a", "load b"]
+
+
+async def test_lines_of_a_lifted_batch_load_their_model_first() -> None:
+    """Of two models that wait for a turn, also when it was lifted while it waited."""
+    async with World(a=6, b=6, c=6).up() as world:
+        world.fleet.waits({"a": SOMETIME})
+        await until(lambda: world.states() == "LUU")
+        world.fleet.waits({"a": SOMETIME, "b": SOMETIME})
+        world.now += 10
+        world.fleet.waits({"a": SOMETIME, "b": SOMETIME, "c": SOMETIME})
+        world.fleet.waits({"a": SOMETIME, "b": SOMETIME, "c": Waiting(deadline=1e9, lifted=True)})
+        world.now += 50
+        world.fleet.look()
+        await until(lambda: world.states() == "UUL")
 
 
 async def test_a_model_that_a_person_used_stays_a_while() -> None:
@@ -211,7 +227,7 @@ async def test_a_model_that_a_person_used_stays_a_while() -> None:
                 await until(lambda: world.said[-1:] == ["load a"])
                 world.now += load_s
                 world.lets.set()
-            world.fleet.waits({"b": 1e9})
+            world.fleet.waits({"b": SOMETIME})
             assert world.fleet.look() == world.now + kept_s
             world.now += kept_s
             world.fleet.look()
@@ -228,7 +244,7 @@ async def test_a_model_that_cannot_be_loaded_says_why_and_is_tried_again_later()
         status = world.members["a"].status()
         assert (status.healthy, status.state) == (False, "unloaded")
         assert status.reason == "The model could not be loaded: it is broken"
-        world.fleet.waits({"a": 1e9})
+        world.fleet.waits({"a": SOMETIME})
         assert world.fleet.look() == world.now + 1
         world.broken.clear()
         world.now += 1

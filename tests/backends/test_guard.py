@@ -28,6 +28,7 @@ from tidemill.types import (
     Outcome,
     Refusal,
     Usage,
+    Waiting,
 )
 
 pytestmark = pytest.mark.anyio
@@ -50,8 +51,8 @@ class Inner:
     def place(self, model: str, endpoint: str) -> str:
         return f"local/{model}"
 
-    def waits(self, deadlines: Mapping[str, float]) -> None:
-        self.told = deadlines
+    def waits(self, lines: Mapping[str, Waiting]) -> None:
+        self.told = lines
 
     async def execute(self, lease: Lease) -> Outcome:
         self.ran.append(lease.custom_id)
@@ -139,8 +140,9 @@ async def test_a_line_runs_when_nothing_speaks_against_it(
     assert await _run(store, guarded, await _batch(store, 1, key_id="env")) == [None]
     assert guarded.capacities == inner.capacities
     assert guarded.place("m", "/v1/embeddings") == "local/m"
-    guarded.waits({"local/m": 1.0})
-    assert inner.told == {"local/m": 1.0}
+    told = {"local/m": Waiting(deadline=1.0)}
+    guarded.waits(told)
+    assert inner.told == told
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from tidemill.types import (
     Principal,
     Upload,
     Usage,
+    Waiting,
 )
 
 ENDPOINT = "/v1/chat/completions"
@@ -53,7 +54,7 @@ class Script:
         self.ran: list[Lease] = []
         self.running = 0
         self.most = 0
-        self.told: dict[str, float] = {}
+        self.told: dict[str, Waiting] = {}
         self.gate: anyio.Event | None = None
         self._started = anyio.Condition()
         self.do: Callable[[Lease], Outcome | None] = lambda lease: None
@@ -65,8 +66,8 @@ class Script:
     def place(self, model: str, endpoint: str) -> str:
         return "local"
 
-    def waits(self, deadlines: Mapping[str, float]) -> None:
-        self.told = dict(deadlines)
+    def waits(self, lines: Mapping[str, Waiting]) -> None:
+        self.told = dict(lines)
 
     async def execute(self, lease: Lease) -> Outcome:
         self.ran.append(lease)

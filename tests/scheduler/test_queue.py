@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.scheduler.queue import Queues, Turns, portioned
+from tidemill.types import Waiting
 
 
 def _turns(*batches: tuple[str, int, int]) -> Turns:
@@ -126,15 +127,21 @@ def test_a_batch_for_several_places_is_dry_at_one_alone() -> None:
 
 
 def test_places_say_where_lines_wait_and_until_when() -> None:
-    """The nearest deadline of all owners' batches; a place without lines is not named."""
+    """The nearest deadline of all owners' batches, and whether one of these is lifted; a place
+    without lines is not named."""
     queues = Queues(["local", "slow", "idle"])
     for seq, owner, expires_at in ((1, "a", 300), (2, "a", 200), (3, "b", 250)):
         queues.add(owner, seq, expires_at, ["local"])
     queues.add("b", 4, 400, ["slow"])
-    assert queues.deadlines() == {"local": 200, "slow": 400}
+    slow = Waiting(deadline=400)
+    assert queues.waiting() == {"local": Waiting(deadline=200), "slow": slow}
+    queues.lift({1})
+    assert queues.waiting() == {"local": Waiting(deadline=200, lifted=True), "slow": slow}
     queues.dry(2, "local")
     queues.remove(4)
-    assert queues.deadlines() == {"local": 250}
+    assert queues.waiting() == {"local": Waiting(deadline=250, lifted=True)}
+    queues.dry(1, "local")
+    assert queues.waiting() == {"local": Waiting(deadline=250)}
 
 
 @given(
@@ -166,7 +173,7 @@ def test_lifted_batches_go_first_among_their_owners() -> None:
     turns = _turns(("a", 1, 100), ("a", 2, 200))
     turns.lift({2})
     assert turns.deal(4) == [(2, 4)]
-    assert turns.deadline() == 100
+    assert turns.waiting() == Waiting(deadline=100, lifted=True)
     turns.lift({1, 2})
     assert turns.deal(4) == [(1, 4)]
     turns.lift({1, 7})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -144,6 +145,30 @@ WORK: dict[str, Any] = {"busy": 3, "lines_at": NOW - 50}
         ),
         pytest.param(
             [
+                one("a", "unloaded", lines_at=NOW - 99),
+                one("b", "unloaded", lines_at=NOW - 8, lifted=True),
+            ],
+            Moves(load=("b",)),
+            id="a batch that would be late before a long wait",
+        ),
+        pytest.param(
+            [
+                one("a", "unloaded", lines_at=NOW - 9 - 4 * TURN_S),
+                one("b", "unloaded", lines_at=NOW - 8, lifted=True),
+            ],
+            Moves(load=("a",)),
+            id="not before a very long one",
+        ),
+        pytest.param(
+            [
+                one("a", turn_at=NOW - 20, **WORK),
+                one("b", "unloaded", lifted=True, **LINES),
+            ],
+            Moves(look_at=NOW + 40),
+            id="it waits for the end of a turn",
+        ),
+        pytest.param(
+            [
                 one("a", turn_at=NOW, deadline=NOW + 500, **WORK),
                 one("b", "unloaded", deadline=NOW + 400, **LINES),
             ],
@@ -174,9 +199,10 @@ class Machine:
     """A server of made-up models and time: a second a tick, lines of ``line_s``, loads of
     ``load_s`` seconds."""
 
-    def __init__(self, names: str, *, line_s: int, load_s: int) -> None:
+    def __init__(self, names: str, *, line_s: int, load_s: int, lifted: str = "") -> None:
         self.models = {
-            name: one(name, "unloaded", lines_at=0.0, deadline=math.inf) for name in names
+            name: one(name, "unloaded", lines_at=0.0, deadline=math.inf, lifted=name in lifted)
+            for name in names
         }
         self.left = dict.fromkeys(names, 0)
         self.line_s, self.load_s = line_s, load_s
@@ -226,6 +252,28 @@ def test_lines_of_every_model_get_their_turn_within_the_bound(names: str) -> Non
         assert max(gaps) <= bound
     swaps = sum(a[1] != b[1] for a, b in pairwise(machine.served))
     assert swaps <= 4_000 / TURN_S
+
+
+def test_a_lifted_model_has_every_other_turn() -> None:
+    """Half of the time that is not lost to loads, whatever waits; and the others wait for two turns
+    of each other at most."""
+    machine = Machine("abcd", line_s=7, load_s=5, lifted="a")
+    for _ in machine.run(8_000):
+        pass
+    shares = Counter(name for _, name in machine.served)
+    assert shares["a"] / len(machine.served) == pytest.approx(1 / 2, abs=0.02)
+    assert max(shares[name] - shares[other] for name in "bcd" for other in "bcd") <= TURN_S / 7
+
+
+@pytest.mark.parametrize("lifted", ["a", "ab", "abc", "abcd"])
+def test_no_model_waits_for_ever_for_lifted_ones(lifted: str) -> None:
+    """Twice the bound of before, however many of them are lifted."""
+    machine = Machine("abcd", line_s=7, load_s=5, lifted=lifted)
+    for _ in machine.run(8_000):
+        pass
+    for name in "abcd":
+        times = [at for at, served in machine.served if served == name]
+        assert max(b - a for a, b in pairwise([0, *times, 8_000])) <= 2 * 4 * (TURN_S + 7 + 5 + 3)
 
 
 def test_one_model_alone_is_never_unloaded() -> None:
