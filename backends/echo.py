@@ -20,7 +20,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from tidemill import clock, ids
@@ -127,7 +127,9 @@ class EchoReplica:
         finally:
             self._active -= 1
 
-    async def embed(self, embedding: Embedding) -> Embedded:
+    async def embed(
+        self, embedding: Embedding, told: Callable[[int], None] = lambda tokens: None
+    ) -> Embedded:
         """A unit vector per input, made from its hash."""
         size = embedding.dimensions or DIMENSIONS
         if size > DIMENSIONS:

@@ -196,10 +196,12 @@ class Member:
             finally:
                 await close(pieces)
 
-    async def embed(self, embedding: Embedding) -> Embedded:
+    async def embed(
+        self, embedding: Embedding, told: Callable[[int], None] = lambda tokens: None
+    ) -> Embedded:
         """Vectors for all inputs, once it is in memory."""
         async with self._at_work(embedding.lane) as engine:
-            return await engine.embed(embedding)
+            return await engine.embed(embedding, told)
 
     async def count(self, generation: Generation) -> int:
         """Prompt tokens of a request. A model is not loaded for a count: raises

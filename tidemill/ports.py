@@ -172,8 +172,11 @@ class Replica(Protocol):
         bad schema) and ``EngineLost`` when the engine died under it: the caller may try again.
         """
 
-    async def embed(self, embedding: Embedding) -> Embedded:
-        """Vectors for all inputs, in order. Same errors as ``generate``."""
+    async def embed(
+        self, embedding: Embedding, told: Callable[[int], None] = lambda tokens: None
+    ) -> Embedded:
+        """Vectors for all inputs, in order. Same errors as ``generate``. ``told``: how many tokens
+        of the inputs are computed so far, for whoever does not wait for the end."""
 
     async def count(self, generation: Generation) -> int:
         """Prompt tokens of a request, template included."""

@@ -176,7 +176,7 @@ class LocalInference:
         """
         try:
             if endpoint == EMBEDDINGS:
-                return await self._embed(body, lane, owner, model)
+                return await self._embed(body, lane, owner, model, booked)
             kind = _kind(endpoint)
             request = decode(kind.body_decoder, body)
             if request.stream:
@@ -214,10 +214,18 @@ class LocalInference:
             return refusal(_too_deep())
         return Answer(body=raw, usage=usage, model=ask.model)
 
-    async def _embed(self, body: bytes, lane: Lane, owner: str, model: str | None) -> Outcome:
+    async def _embed(
+        self, body: bytes, lane: Lane, owner: str, model: str | None, booked: Booked | None
+    ) -> Outcome:
         request = decode(embeddings.body_decoder, body)
         replica, ask = self._ask(request.model, model, lane, owner, None, embed=True)
-        embedded = await replica.embed(embeddings.plan(request, ask))
+        computed = [0]
+        try:
+            embedded = await replica.embed(embeddings.plan(request, ask), computed.append)
+        except asyncio.CancelledError:
+            if booked is not None and computed[-1]:
+                booked(ask.model, Usage(input=computed[-1]))
+            raise
         raw, usage = embeddings.answer(request, ask, embedded)
         return Answer(body=raw, usage=usage, model=ask.model)
 

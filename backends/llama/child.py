@@ -222,7 +222,15 @@ class Child:
                 else m.Vectors(key=key, vectors=tuple(result), usage=usage)
             )
 
-        self._embedder.submit(Inputs(key=key, lane=question.lane, tokens=tokens, done=done))
+        self._embedder.submit(
+            Inputs(
+                key=key,
+                lane=question.lane,
+                tokens=tokens,
+                done=done,
+                so_far=lambda n: self._outbox.post(m.Computed(key=key, tokens=n)),
+            )
+        )
         self._loop.wake()
 
 

@@ -19,12 +19,14 @@ TOGETHER = 32
 
 
 class Inputs(msgspec.Struct, kw_only=True, eq=False):
-    """The tokenised inputs of one request. ``done`` gets the vectors, in order, or an error."""
+    """The tokenised inputs of one request. ``done`` gets the vectors, in order, or an error;
+    ``so_far`` before that, after each decode, how many tokens of them are computed."""
 
     key: int
     lane: int
     tokens: list[list[int]]
     done: Callable[[list[bytes] | TidemillError], None]
+    so_far: Callable[[int], None] = lambda tokens: None
     vectors: dict[int, bytes] = {}
 
 
@@ -86,8 +88,11 @@ class Embedder:
             self._watch(())
         for (i, inputs), vector in zip(taken, vectors, strict=True):
             inputs.vectors[i] = vector
+        for inputs in {id(inputs): inputs for _, inputs in taken}.values():
             if len(inputs.vectors) == len(inputs.tokens):
                 inputs.done([inputs.vectors[n] for n in range(len(inputs.tokens))])
+            else:
+                inputs.so_far(sum(len(inputs.tokens[n]) for n in inputs.vectors))
 
     def close(self) -> None:
         """Free the context."""

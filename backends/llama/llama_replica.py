@@ -127,7 +127,9 @@ class LlamaReplica:
                 assert isinstance(event, m.Progress)
                 yield event.piece
 
-    async def embed(self, embedding: Embedding) -> Embedded:
+    async def embed(
+        self, embedding: Embedding, told: Callable[[int], None] = lambda tokens: None
+    ) -> Embedded:
         """Vectors for all inputs, in order, each of length one."""
         ready = self._supervisor.ready if self._supervisor is not None else None
         if ready is not None and embedding.dimensions not in (None, ready.embedding_size):
@@ -137,15 +139,20 @@ class LlamaReplica:
                 param="dimensions",
                 code="unsupported_value",
             )
-        event = await self._answer(
+        asked = self._events(
             lambda key, alone: m.Embed(key=key, inputs=embedding.inputs, lane=embedding.lane)
         )
+        async with aclosing(asked) as events:
+            while isinstance(event := await anext(events), m.Computed):
+                told(event.tokens)
         assert isinstance(event, m.Vectors)
         return Embedded(vectors=tuple(_floats(v) for v in event.vectors), usage=event.usage)
 
     async def count(self, generation: Generation) -> int:
         """Prompt tokens of a request, template included."""
-        event = await self._answer(lambda key, alone: m.Count(key=key, generation=generation))
+        asked = self._events(lambda key, alone: m.Count(key=key, generation=generation))
+        async with aclosing(asked) as events:
+            event = await anext(events)
         assert isinstance(event, m.Counted)
         return event.tokens
 
@@ -170,11 +177,6 @@ class LlamaReplica:
             **{name: getattr(total, name) for name in TOTALS},
         )
 
-    async def _answer(self, question: Callable[[int, bool], m.Question]) -> m.Event:
-        """Ask what has one answer."""
-        async with aclosing(self._events(question)) as events:
-            return await anext(events)
-
     async def _events(
         self, question: Callable[[int, bool], m.Question]
     ) -> AsyncGenerator[m.Event, None]:
@@ -198,7 +200,9 @@ class LlamaReplica:
                         over = True
                         raise m.error(event)
                     else:
-                        begun, over = True, _is_last(event)
+                        # Only what somebody has read cannot be said again by another process.
+                        begun = begun or not isinstance(event, m.Computed)
+                        over = _is_last(event)
                         yield event
             finally:
                 self._leave(key, cancel=not over)
@@ -285,7 +289,9 @@ def _sum(a: Gauges, b: Gauges) -> Gauges:
 
 
 def _is_last(event: m.Event) -> bool:
-    return not isinstance(event, m.Progress) or event.piece.finish is not None
+    if isinstance(event, m.Progress):
+        return event.piece.finish is not None
+    return not isinstance(event, m.Computed)
 
 
 def _floats(data: bytes) -> tuple[float, ...]:

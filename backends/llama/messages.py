@@ -99,6 +99,13 @@ class Progress(Message, frozen=True, kw_only=True, tag=True):
     piece: Piece
 
 
+class Computed(Message, frozen=True, kw_only=True, tag=True):
+    """So many tokens of an ``Embed`` are computed, and more follow."""
+
+    key: int
+    tokens: int
+
+
 class Vectors(Message, frozen=True, kw_only=True, tag=True):
     """All vectors of an ``Embed``, in order, as little-endian float32."""
 
@@ -124,7 +131,7 @@ class Fault(Message, frozen=True, kw_only=True, tag=True):
     code: str | None = None
 
 
-Event = Progress | Vectors | Counted | Fault
+Event = Progress | Computed | Vectors | Counted | Fault
 
 
 class Events(Message, frozen=True, kw_only=True, tag=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import anyio
@@ -214,9 +214,9 @@ class TestLane:
             lanes.append(asked.lane)
             return generate(asked)
 
-        async def embedded(asked: Embedding) -> Embedded:
+        async def embedded(asked: Embedding, told: Callable[[int], None]) -> Embedded:
             lanes.append(asked.lane)
-            return await embed(asked)
+            return await embed(asked, told)
 
         monkeypatch.setattr(world.engine, "generate", generated)
         monkeypatch.setattr(world.engine, "embed", embedded)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from tests.backends.inference.conftest import CHAT, RESPONSES, TEXT, Ask, Watche
 from tidemill.backends.echo import CONTEXT
 from tidemill.backends.inference import LocalInference
 from tidemill.errors import ContextLengthExceeded, EngineLost, RequestRefused, TidemillError
-from tidemill.types import Answer, Generation, Lane, Piece, Usage
+from tidemill.types import Answer, Embedded, Embedding, Generation, Lane, Piece, Usage
 
 pytestmark = pytest.mark.anyio
 
@@ -313,6 +313,35 @@ async def test_a_cancelled_answer_is_billed_by_its_tokens(
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert booked == [("echo", Usage(input=4, output=output))]
+
+
+@pytest.mark.parametrize("computed", [(), (3, 7)])
+async def test_cancelled_embeddings_are_billed_by_what_was_computed(
+    echo: Watched, monkeypatch: pytest.MonkeyPatch, computed: tuple[int, ...]
+) -> None:
+    """Once, by the tokens of the inputs that have their vectors; nothing before the first has."""
+    halted = asyncio.Event()
+
+    async def embed(asked: Embedding, told: Callable[[int], None]) -> Embedded:
+        for tokens in computed:
+            told(tokens)
+        halted.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(echo, "embed", embed)
+    booked = Booked()
+    body = b'{"model": "echo", "input": ["a b c", "d e f g", "h"]}'
+    waiting = asyncio.ensure_future(
+        LocalInference({"echo": echo}).answer(
+            "/v1/embeddings", body, lane=Lane.INTERACTIVE, owner="o", booked=booked
+        )
+    )
+    await halted.wait()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert booked == [("echo", Usage(input=tokens)) for tokens in computed[-1:]]
 
 
 @pytest.mark.parametrize(

@@ -390,6 +390,34 @@ async def test_embeddings_do_not_depend_on_their_neighbours(engine: LlamaReplica
     assert together.usage.output == 0
 
 
+async def test_embeddings_tell_what_is_computed_and_stop_when_nobody_waits(
+    engine: LlamaReplica,
+) -> None:
+    """A hundred inputs take decodes of 32: who leaves after the first knows what was computed, and
+    the rest is not. Who stays hears of every decode but the last, which is the answer."""
+    inputs = tuple(f"Word {i}" for i in range(100))
+    asked = Embedding(model="m", inputs=inputs)
+    told: list[int] = []
+    tokens = (await engine.embed(asked, told.append)).usage.input
+    assert told == sorted(told)
+    assert len(told) == 3
+    assert 0 < told[0] < told[-1] < tokens
+    heard = asyncio.Event()
+    seen: list[int] = []
+
+    def first(tokens: int) -> None:
+        seen.append(tokens)
+        heard.set()
+
+    leaving = asyncio.create_task(engine.embed(asked, first))
+    await heard.wait()
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    assert seen[0] == told[0]
+    assert len((await engine.embed(Embedding(model="m", inputs=("next",)))).vectors) == 1
+
+
 async def test_embeddings_of_tokens_are_those_of_their_text(engine: LlamaReplica) -> None:
     """Inputs may be text or tokens, mixed."""
     both = await engine.embed(Embedding(model="m", inputs=("hello", (28_120,))))
