@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import httpx
 import pytest
 
@@ -14,6 +16,7 @@ from tests.cli.conftest import Run
 from tests.worlds.requests import chat, jsonl, rows, said
 from tests.worlds.server import Server
 from tidemill import __version__
+from tidemill.cli import cli
 
 
 def test_files_and_batches_from_upload_to_delete(
@@ -242,7 +245,8 @@ def test_a_key_that_is_added_beside_a_running_server_works_at_once(
         listed = tidemill("keys", "list", "--storage-path", store).out
         assert added["id"] in listed
         assert added["secret"] not in listed
-        assert tidemill("keys", "revoke", added["id"], "--storage-path", store).code == 0
+        gone = tidemill("keys", "revoke", added["id"], "--storage-path", store, "--json").json()
+        assert (gone["id"], gone["revoked_at"] is not None) == (added["id"], True)
         assert httpx.get(url, headers=headers).status_code == 401
     assert tidemill("keys", "revoke", added["id"], "--storage-path", store).code == 1
 
@@ -266,6 +270,42 @@ def test_migrate_makes_a_store_and_then_has_nothing_to_do(tidemill: Run, tmp_pat
     again = tidemill("migrate", "--storage-path", "deep/store")
     assert again.code == 0
     assert "nothing to do" in again.err
+    assert tidemill("migrate", "--storage-path", "deep/store", "--json").json() == {
+        "storage_path": "deep/store",
+        "applied": [],
+    }
+    assert tidemill("migrate", "--storage-path", "new", "--json").json()["applied"]
+
+
+NO_OBJECT = {"serve", "files content", "batches results", "completion"}
+"""Commands that print no object: a log, a file's bytes, rows that are JSON already, a script."""
+
+
+def _leaves(group: click.Group, name: str = "") -> Iterator[tuple[str, click.Command]]:
+    for word, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from _leaves(command, f"{name}{word} ")
+        else:
+            yield name + word, command
+
+
+def test_every_command_has_json_for_scripts() -> None:
+    """But for those whose output is no object."""
+    without = {
+        name
+        for name, command in _leaves(cli)
+        if not any("--json" in option.opts for option in command.params)
+    }
+    assert without == NO_OBJECT
+
+
+def test_providers_are_listed_where_no_command_is_named(tidemill: Run, live: Server) -> None:
+    """With the options of ``list``; help is the group's own."""
+    at = ("--url", live.base_url)
+    assert tidemill("providers", *at, "--json").json() == []
+    assert tidemill("providers", "list", *at, "--json").json() == []
+    assert "forget" in tidemill("providers", "--help").out
+    assert "'tidemill providers list --help'" in tidemill("providers", "--none").err
 
 
 def test_a_second_server_on_a_store_is_refused(tidemill: Run, tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ def test_teams_and_users_come_change_and_close(tidemill: Run, store: tuple[str, 
     assert changed["id"] == team.strip()
     assert changed["limits"] == {"models": ["echo", "gpt-*"], "monthly_budget": "12.50"}
     assert "models=echo,gpt-* monthly_budget=12.50" in tidemill("teams", "list", *store).out
-    assert tidemill("teams", "close", team.strip(), *store).code == 0
+    closed = tidemill("teams", "close", "lab", "--json", *store).json()
+    assert (closed["id"], closed["closed_at"] is not None) == (team.strip(), True)
     assert tidemill("teams", "close", team.strip(), *store).code == 1
     assert [u["name"] for u in tidemill("users", "list", "--json", *store).json()] == ["ada"]
     actions = [e["action"] for e in tidemill("audit", "--json", *store).json()]

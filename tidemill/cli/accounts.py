@@ -102,14 +102,16 @@ def _commands(group: click.Group, kind: AccountKind) -> None:
     @click.argument("account", metavar=kind.upper())
     @options.config
     @options.setting_flags(("storage_path",))
-    def close(account: str, config: Path | None, storage_path: str | None) -> None:
+    @options.as_json
+    def close(account: str, config: Path | None, storage_path: str | None, as_json: bool) -> None:
         async def act(office: Office) -> Account:
             known = await found(office, kind, account)
             if not await office.accounts.close(known.id, OPERATOR):
                 raise Failed(f"The {kind} '{account}' was closed before")
-            return known
+            return await found(office, kind, known.id)
 
-        say(f"Closed {on_office(config, storage_path, act).id}.")
+        closed = on_office(config, storage_path, act)
+        emit(shown(closed)) if as_json else say(f"Closed {closed.id}.")
 
     close.help = f"Close a {kind}: its keys end, what it owns stays."
 

@@ -123,18 +123,20 @@ def list_(config: Path | None, storage_path: str | None, as_json: bool) -> None:
 @click.argument("key_id")
 @options.config
 @options.setting_flags(("storage_path",))
-def revoke(key_id: str, config: Path | None, storage_path: str | None) -> None:
+@options.as_json
+def revoke(key_id: str, config: Path | None, storage_path: str | None, as_json: bool) -> None:
     """Revoke a key. What it made stays."""
 
-    async def act(office: Office) -> None:
+    async def act(office: Office) -> KeyRecord:
         if not await office.keys.revoke(key_id, OPERATOR):
             raise Failed(
                 f"There is no key with the id {key_id} that could be revoked; 'tidemill keys "
                 "list' shows them"
             )
+        return next(key for key in await office.keys.page() if key.id == key_id)
 
-    on_office(config, storage_path, act)
-    say(f"Revoked {key_id}.")
+    key = on_office(config, storage_path, act)
+    emit(shown(key)) if as_json else say(f"Revoked {key.id}.")
 
 
 @keys.command()

@@ -7,14 +7,15 @@ from pathlib import Path
 import click
 
 from tidemill.cli import options
-from tidemill.cli.screen import say
+from tidemill.cli.screen import emit, say
 from tidemill.settings import load
 
 
 @click.command()
 @options.config
 @options.setting_flags(("storage_path",))
-def migrate(config: Path | None, storage_path: str | None) -> None:
+@options.as_json
+def migrate(config: Path | None, storage_path: str | None, as_json: bool) -> None:
     """Bring the store to this version.
 
     A store that does not exist is made. The server does the same when it starts; this is for
@@ -26,4 +27,7 @@ def migrate(config: Path | None, storage_path: str | None) -> None:
     from tidemill.storage import migrate as apply
 
     done = apply(path)
-    say(f"The store in {path} is up to date ({', '.join(done) or 'nothing to do'}).")
+    if as_json:
+        emit({"storage_path": str(path), "applied": done})
+    else:
+        say(f"The store in {path} is up to date ({', '.join(done) or 'nothing to do'}).")

@@ -14,12 +14,21 @@ from tidemill.providers import parse
 from tidemill.settings import load
 
 
-@click.group(invoke_without_command=True)
-@click.pass_context
-def providers(context: click.Context) -> None:
+class _Listing(click.Group):
+    """A group that is its ``list`` where no command is named: the options are that command's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put ``list`` in front of nothing and of options, but for those that ask for help. A shell
+        that completes wants the commands."""
+        bare = not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names)
+        if bare and not ctx.resilient_parsing:
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_Listing)
+def providers() -> None:
     """A server's providers. Without a command: ``list``."""
-    if context.invoked_subcommand is None:
-        list_.main(args=[], prog_name="tidemill providers list", standalone_mode=False)
 
 
 @providers.command("list")
@@ -53,12 +62,14 @@ def list_(url: str, api_key: str | None, as_json: bool) -> None:
 @click.argument("models", nargs=-1)
 @options.config
 @options.setting_flags(("storage_path", "providers"))
+@options.as_json
 def forget(
     provider: str,
     models: Sequence[str],
     config: Path | None,
     storage_path: str | None,
     providers: str | None,
+    as_json: bool,
 ) -> None:
     """Forget that PROVIDER refused to batch MODELS (all of them where none is named), so that the
     next file goes there again. Works on the store; a running server sees the change at once."""
@@ -75,7 +86,10 @@ def forget(
             return await Eligibility(facts, ttl_days=1).forget(provider, models or None)
 
     forgotten = anyio.run(work)
-    say(f"Forgot {forgotten} refusal{'' if forgotten == 1 else 's'} of {provider}.")
+    if as_json:
+        emit({"provider": provider, "forgotten": forgotten})
+    else:
+        say(f"Forgot {forgotten} refusal{'' if forgotten == 1 else 's'} of {provider}.")
 
 
 def _ago(seconds: int) -> str:
