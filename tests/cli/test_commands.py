@@ -326,21 +326,33 @@ def test_completion_scripts_call_back(tidemill: Run, shell: str) -> None:
     assert "_TIDEMILL_COMPLETE" in ran.out
 
 
-def test_completion_completes() -> None:
-    """The shell's own question is answered with commands."""
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("tidemill ba", {"batches"}),
+        ("tidemill providers ", {"forget", "list"}),
+        ("tidemill serve --engine ", {"echo", "llama"}),
+        ("tidemill serve --engine e", {"echo"}),
+    ],
+)
+def test_completion_completes(shell: str, words: str, completed: set[str]) -> None:
+    """Each shell's own question is answered: commands, and the values of a setting that has few."""
+    begun = words.rpartition(" ")[2]
     done = subprocess.run(
         [sys.executable, "-c", "from tidemill.cli import main; main()"],
         env={
-            "_TIDEMILL_COMPLETE": "bash_complete",
-            "COMP_WORDS": "tidemill ba",
-            "COMP_CWORD": "1",
+            "_TIDEMILL_COMPLETE": f"{shell}_complete",
+            "COMP_WORDS": words,
+            "COMP_CWORD": begun if shell == "fish" else str(len(words.split(" ")) - 1),
             "PATH": "/usr/bin:/bin",
         },
         capture_output=True,
         text=True,
         timeout=280,
     )
-    assert "plain,batches" in done.stdout
+    answers = set(re.split(r"[\n\t,]", done.stdout))
+    assert answers & {"batches", "serve", "forget", "list", "echo", "llama"} == completed
 
 
 def test_version_and_help(tidemill: Run) -> None:

@@ -85,4 +85,10 @@ def _flag(row: Row) -> Callable[[F], F]:
         name = row.flags[0]
         return click.option(f"{name}/--no-{name[2:]}", row.name, default=None, help=help)
     metavar = f"[{'|'.join(row.choices)}]" if row.choices else row.type.upper()
-    return click.option(*row.flags, row.name, default=None, metavar=metavar, help=help)
+
+    def complete(ctx: click.Context, param: click.Parameter, begun: str) -> list[str]:
+        return [choice for choice in row.choices if choice.startswith(begun)]
+
+    return click.option(
+        *row.flags, row.name, default=None, metavar=metavar, help=help, shell_complete=complete
+    )
