@@ -180,7 +180,8 @@ async def _require_keys(settings: Settings, store: Store, identities: Identities
             f"Refusing to listen on {settings.listen_ip} without any API key: set "
             "TIDEMILL_API_KEYS, add one with 'tidemill keys add', or pass --insecure."
         )
-    log.warning("no API key is configured: everybody who reaches the server is one owner")
+    reach = "this machine only" if loopback else "everybody"
+    log.warning(f"no API key is configured: the server answers {reach}, all as one owner")
 
 
 def _is_ip(host: str) -> bool:

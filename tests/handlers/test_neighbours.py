@@ -68,6 +68,26 @@ async def test_a_key_or_the_owner_s_word_lifts_it(world: World, open_world: Open
         assert await status(open_to_all, host="tides.example") == 200
 
 
+@pytest.mark.parametrize(
+    ("settings", "reach"),
+    [
+        ({}, "this machine only"),
+        ({"listen_ip": "::1"}, "this machine only"),
+        ({"listen_ip": "0.0.0.0", "insecure": True}, "everybody"),
+    ],
+)
+async def test_a_server_without_keys_says_who_can_reach_it(
+    open_world: Open, settings: dict[str, object], reach: str
+) -> None:
+    """By default this machine alone; elsewhere only by the owner's word."""
+    with capture_logs() as logs:
+        async with open_world(api_keys="", **settings):
+            pass
+    assert [log["event"] for log in logs if "API key" in log["event"]] == [
+        f"no API key is configured: the server answers {reach}, all as one owner"
+    ]
+
+
 async def test_a_server_says_whom_it_lets_in(open_world: Open) -> None:
     """Everybody while it never had a key; nobody once the last one is revoked. What was made before
     the first key is there for a key of the owner ``local``."""
@@ -90,7 +110,7 @@ async def test_a_server_says_whom_it_lets_in(open_world: Open) -> None:
             assert (await world.client.get(path, headers=mine)).status_code == 200
             assert await keys.revoke(key.id)
     assert [log["event"] for log in logs if "API key" in log["event"]] == [
-        "no API key is configured: everybody who reaches the server is one owner"
+        "no API key is configured: the server answers this machine only, all as one owner"
     ]
     with capture_logs() as logs:
         async with open_world(api_keys="") as world:
