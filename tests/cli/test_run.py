@@ -193,6 +193,30 @@ def test_ctrl_c_says_how_to_go_on_and_resume_does(tmp_path: Path) -> None:
     assert set(rows((tmp_path / "out.jsonl").read_bytes())) == {str(n) for n in range(20)}
 
 
+def test_ctrl_c_leaves_a_batch_at_a_server_to_go_on(
+    tidemill: Run, live: Server, tmp_path: Path
+) -> None:
+    """It says how to watch it, how to get its results and how to cancel it, and each of them can
+    be pasted."""
+    (tmp_path / "in.jsonl").write_bytes(jsonl([chat("a", "!sleep 3 a"), chat("b", "b")]))
+    command = (sys.executable, "-m", "tidemill", "run", "in.jsonl", "-o", "the answers.jsonl")
+    run = subprocess.Popen(
+        [*command, "--url", live.base_url], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    assert run.stderr is not None
+    assert run.stderr.readline().startswith("Batch batch_")
+    run.send_signal(signal.SIGINT)
+    err = run.communicate(timeout=120)[1]
+    assert run.returncode == 130
+    advice = dict(re.findall(r"^  ([a-z ]+): +tidemill (.+)$", err, re.MULTILINE))
+    assert set(advice) == {"watch it", "get its results", "cancel it"}
+    assert tidemill(*shlex.split(advice["watch it"])).code == 0
+    assert tidemill(*shlex.split(advice["get its results"])).code == 0
+    assert set(rows((tmp_path / "the answers.jsonl").read_bytes())) == {"a", "b"}
+    late = tidemill(*shlex.split(advice["cancel it"]))
+    assert (late.code, "completed" in late.err) == (1, True)
+
+
 def test_a_batch_that_had_ended_is_only_fetched(
     tidemill: Run, live: Server, requests: Path
 ) -> None:

@@ -104,13 +104,14 @@ def run(
     with _server(url, api_key, config, flags) as (client, store):
         began = clock.monotonic()
         batch_id = resume or _create(client, input_path, endpoint)
-        before = (0, 0) if resume is None else _done(client.get_batch(resume))
-        say(f"Batch {batch_id} at {client.root}")
-        words = _again(output, errors, config, flags)
-        with _explained(batch_id, words, url, store), batch_bar(not as_json) as update:
-            batch = client.wait_for_batch(batch_id, poll_interval, on_poll=update)
-        seconds = clock.monotonic() - began
-        written = client.save_results(batch, output, errors) if batch["status"] != "failed" else []
+        with _explained(batch_id, _again(output, errors, config, flags), url, store):
+            before = (0, 0) if resume is None else _done(client.get_batch(resume))
+            say(f"Batch {batch_id} at {client.root}")
+            with batch_bar(not as_json) as update:
+                batch = client.wait_for_batch(batch_id, poll_interval, on_poll=update)
+            seconds = clock.monotonic() - began
+            failed = batch["status"] == "failed"
+            written = [] if failed else client.save_results(batch, output, errors)
     if errors not in written:
         errors.unlink(missing_ok=True)  # what an earlier run left there is not this run's
 
