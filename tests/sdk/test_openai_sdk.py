@@ -175,6 +175,60 @@ def test_cancel_in_mid_run_keeps_what_is_done(plain: OpenAI) -> None:
     assert {row["response"] for row in unrun.values()} == {None}
 
 
+def test_a_batch_of_a_wrong_file_fails_with_every_problem(client: OpenAI) -> None:
+    """Where the file is checked in the batch, as at OpenAI: nothing of it runs."""
+    file = client.files.create(
+        file=("in.jsonl", jsonl([chat("a", "fine")]) + b'[1]\n{"custom_id": "b"}\n'),
+        purpose="batch",
+        extra_headers={"X-Tidemill-Validation": "batch"},
+    )
+    batch = ended(client, create(client, file))
+    assert batch.status == "failed"
+    assert batch.failed_at is not None
+    assert batch.failed_at >= batch.created_at
+    assert (batch.output_file_id, batch.error_file_id, batch.completed_at) == (None, None, None)
+    assert batch.errors is not None
+    assert batch.errors.data is not None
+    assert [(problem.line, problem.param) for problem in batch.errors.data] == [
+        (2, None),
+        (3, "method"),
+        (3, "url"),
+        (3, "body"),
+    ]
+    with pytest.raises(openai.ConflictError, match="failed"):
+        client.batches.cancel(batch.id)
+
+
+def test_a_batch_past_its_window_expires(tmp_path: Path) -> None:
+    """By both clients: lines that did not start say so, what had started is kept."""
+    texts = ["first", "!sleep 4 in flight at the end", *(f"late {n}" for n in range(8))]
+    with Server(window_seconds=2, batch_local_concurrency=1) as server:
+        clients = [SURFACES[name](server.base_url, KEY) for name in ("v1", "azure")]
+        batches = [create(client, upload(client, *texts)) for client in clients]
+        for client, batch in zip(clients, batches, strict=True):
+            assert batch.expires_at == batch.created_at + 2
+            batch = ended(client, batch)
+            assert batch.status == "expired"
+            assert batch.expired_at is not None
+            assert batch.expires_at is not None
+            assert batch.expired_at >= batch.expires_at
+            assert (batch.completed_at, batch.failed_at, batch.cancelled_at) == (None, None, None)
+            assert batch.error_file_id is not None
+            unrun = rows(client.files.content(batch.error_file_id).content)
+            assert {row["error"]["code"] for row in unrun.values()} == {"batch_expired"}
+            assert {row["response"] for row in unrun.values()} == {None}
+            done = {}
+            if batch.output_file_id is not None:
+                done = rows(client.files.content(batch.output_file_id).content)
+            assert batch.request_counts is not None
+            assert (batch.request_counts.completed, batch.request_counts.failed) == (
+                len(done),
+                len(unrun),
+            )
+            assert sorted(map(int, [*done, *unrun])) == list(range(10))
+            client.close()
+
+
 def test_a_batch_that_has_ended_cannot_be_cancelled(client: OpenAI) -> None:
     """409, said once: the SDK is told not to repeat it."""
     batch = ended(client, create(client, upload(client, "x")))
