@@ -43,6 +43,13 @@ RUN = (
     "batch.end.before_commit",
     "batch.end.after_commit",
 )
+HELD = {
+    "lines.lease.after_commit:3",
+    "line.run.before_execute:2",
+    "line.run.after_execute:5",
+    "lines.settle.before_commit:3",
+}
+"""Points at which a line is certainly in flight; it runs again, and the batch says so."""
 CANCEL = (
     "batch.cancel.after_commit",
     "lines.close.before_commit",
@@ -175,6 +182,7 @@ def test_killed_here_nothing_is_lost(point: str, cancel: bool) -> None:
         batch = _ended(client, batches[0].id)
         assert batch.status == ("cancelled" if cancel else "completed")
         _check(server, client, batch, before)
+        assert point not in HELD or batch.lines_rerun > 0
 
 
 def test_every_point_of_the_local_path_is_killed() -> None:
