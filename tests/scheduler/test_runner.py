@@ -291,6 +291,26 @@ async def test_a_drain_gives_lines_back_without_an_attempt(world: World) -> None
     assert {lease.attempt for lease in world.script.ran} == {1}
 
 
+async def test_what_finishes_while_the_server_drains_is_kept(world: World) -> None:
+    """No further line begins; those in flight are settled before the server ends."""
+    world.script.gate = anyio.Event()
+    world.script.capacity = 2
+    async with world.up():
+        batch = await world.open([line(f"l{i}") for i in range(6)])
+        await world.script.reached(2)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(world.runner.drain, 600)
+            await anyio.wait_all_tasks_blocked()
+            world.script.gate.set()
+        now = await world.until(batch, lambda b: True)
+        assert (now.status, now.completed) == (BatchStatus.IN_PROGRESS, 2)
+        assert len(world.script.ran) == 2
+    async with world.up():
+        done = await world.until(batch)
+    assert (done.completed, done.lines_rerun) == (6, 0)
+    assert len(world.script.ran) == 6
+
+
 async def test_a_drain_waits_for_a_lease_that_is_being_granted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
