@@ -200,15 +200,21 @@ async def test_c14_too_much(open_world: Open) -> None:
 
 @pytest.mark.slow
 def test_c17_an_upload_of_200_mb(tmp_path: Path) -> None:
-    """Flat memory: it is neither held nor copied."""
+    """Flat memory: it is neither held nor copied. Others are answered before it goes on."""
     size = 200_000_000
     line_ = line("a" * 100, "x" * 2000)
+    asked = {"model": "echo", "messages": [{"role": "user", "content": "hi"}]}
+    meanwhile: list[int] = []
 
     def form() -> Iterator[bytes]:
         yield b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\n'
         yield b'Content-Disposition: form-data; name="file"; filename="in.jsonl"\r\n\r\n'
         for n in range(size // len(line_)):
             yield line_.replace(b"a" * 100, b"%0100d" % n)
+            if n % 10_000 == 0:
+                url = f"{server.base_url}/v1/chat/completions"
+                chat = httpx.post(url, json=asked, timeout=120)
+                meanwhile.append(chat.status_code)
         yield b"\r\n--b--\r\n"
 
     with Server(max_batch_file_bytes=size, max_batch_requests=1_000_000) as server:
@@ -224,6 +230,7 @@ def test_c17_an_upload_of_200_mb(tmp_path: Path) -> None:
         )
         assert answer.status_code == 200, answer.text
         assert answer.json()["bytes"] > size * 0.99
+        assert set(meanwhile) == {200}
         assert _peak(server.pid) - before < 60_000_000
 
 
