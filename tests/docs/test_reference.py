@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import get_type_hints
 
 import pytest
 
+from tidemill.backends.inference import chat, completions, embeddings, local, plan, responses
 from tidemill.handlers import ADMIN, MIRRORS, ROUTES, admin
 from tidemill.jsonl import ERROR_CODES
 from tidemill.settings import rows
@@ -111,6 +114,23 @@ def test_every_route_is_in_the_reference_and_the_reverse() -> None:
         for path in re.findall(r"`(/[^`]*)`", line.split("|")[1])
     }
     assert shown == {plain(prefix) for prefix, _ in MIRRORS}
+
+
+def test_what_is_accepted_without_effect_is_in_the_reference_and_the_reverse() -> None:
+    """Nothing else is passed over in silence: a parameter that no code reads has one value, which
+    is what happens anyway, or is named there."""
+    text = (REFERENCE / "api.md").read_text("utf-8")
+    told = re.search(r"Accepted without effect are .*?\n\n(.*?)\n\n", text, re.DOTALL)
+    assert told is not None
+    shared = inspect.getsource(plan) + inspect.getsource(local)
+    silent = {"stream_options.include_obfuscation"}
+    for module in (chat, completions, embeddings, responses):
+        source = inspect.getsource(module) + shared
+        for name, hint in get_type_hints(module.Body).items():
+            read = re.search(rf"\b(?:body|ask)\.{name}\b", source)
+            if read is None and hint is not type(None) and "Literal[" not in str(hint):
+                silent.add(name)
+    assert set(re.findall(r"`([a-z_.]+)`", told[1])) == silent
 
 
 def plain(path: str) -> str:
