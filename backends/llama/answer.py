@@ -4,58 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tidemill.backends.llama.markup import Channels, Markup
 from tidemill.backends.llama.sampling import Chooser
-from tidemill.backends.llama.stops import StopBuffer, find, held
-from tidemill.backends.llama.tools import Call, Format, parse
+from tidemill.backends.llama.stops import StopBuffer
+from tidemill.backends.llama.tools import Call, Format, Tools, parse
 from tidemill.errors import TidemillError
 from tidemill.scheduler.steps import Sampled
 from tidemill.types import FinishReason, Piece, TokenLogprob, Usage
-
-
-class Markup:
-    """Splits text into reasoning, content and the raw text of tool calls, as it comes."""
-
-    def __init__(self, *, thinks: bool, inside: bool, calls: Format | None) -> None:
-        """``inside``: the prompt ended within the reasoning. ``calls``: how tool calls begin."""
-        self._thinks, self._marker = thinks, calls.marker if calls else None
-        self.reasoning = inside
-        """True while the model reasons."""
-        self.called = ""
-        """Everything from the first tool call on."""
-        self._rest = ""
-        self._trim = inside
-
-    def feed(self, text: str, *, final: bool = False) -> tuple[str, str]:
-        """Add text; returns (content, reasoning) that are certain now."""
-        if self.called:
-            self.called += text
-            return "", ""
-        shown: dict[bool, list[str]] = {False: [], True: []}
-        buffer = self._rest + text
-        while (match := find(buffer, self._needles())) is not None:
-            at, needle = match
-            self._show(shown, buffer[:at])
-            if needle == self._marker:
-                self.called, self._rest = buffer[at:], ""
-                return "".join(shown[False]), "".join(shown[True])
-            self.reasoning, self._trim = needle == "<think>", True
-            buffer = buffer[at + len(needle) :]
-        cut = len(buffer) - (0 if final else held(buffer, self._needles()))
-        self._show(shown, buffer[:cut])
-        self._rest = buffer[cut:]
-        return "".join(shown[False]), "".join(shown[True])
-
-    def _show(self, shown: dict[bool, list[str]], text: str) -> None:
-        # The line breaks around the tags belong to the tags.
-        if self._trim:
-            text = text.lstrip("\n")
-            self._trim = not text
-        shown[self.reasoning].append(text)
-
-    def _needles(self) -> list[str]:
-        if self.reasoning:
-            return ["</think>"]
-        return (["<think>"] if self._thinks else []) + ([self._marker] if self._marker else [])
 
 
 class Answer:
@@ -74,11 +29,13 @@ class Answer:
         stream: bool,
         stops: tuple[str, ...] = (),
         echo: str = "",
-        markup: Markup | None = None,
+        markup: Markup | Channels | None = None,
         calls: Format | None = None,
+        tools: Tools = (),
     ) -> None:
         self._send, self._chooser, self._stream = send, chooser, stream
         self._prompt_tokens, self._calls, self._markup = prompt_tokens, calls, markup
+        self._tools = tools
         self._buffer = StopBuffer(stops)
         self._content, self._reasoning = [echo], [""]
         self._logprobs: list[tuple[int, TokenLogprob]] = []
@@ -111,7 +68,7 @@ class Answer:
         self._release()
         calls: tuple[Call, ...] = ()
         if self._markup is not None and self._calls is not None and self._markup.called:
-            calls = parse(self._calls, self._markup.called)
+            calls = parse(self._calls, self._markup.called, self._tools)
             if not calls:  # not a call after all, or one cut by the limit: it stays text
                 self._content.append(self._markup.called)
         self._emit(

@@ -11,13 +11,9 @@ from typing import Any
 
 from llama_cpp import llama_cpp as C
 
+from tidemill.backends.llama.markup import markers
 from tidemill.errors import EngineUnavailable
 from tidemill.types import Adapter
-
-# Control tokens are no text, except those that a template uses to mark a part of the answer.
-MARKERS = frozenset(
-    {b"<think>", b"</think>", b"<tool_call>", b"</tool_call>", b"[TOOL_CALLS]", b"<|python_tag|>"}
-)
 
 
 class Model:
@@ -41,6 +37,7 @@ class Model:
         self.bos = self._text_of(C.llama_vocab_bos(self.vocab))
         self.eos = self._text_of(C.llama_vocab_eos(self.vocab))
         self._pieces: dict[int, bytes] = {}
+        self._markers = markers(self.template or "")
         self._adapters = [self._adapter(Path(one.path).expanduser()) for one in adapters]
         self._scales = [one.scale for one in adapters]
 
@@ -103,7 +100,7 @@ class Model:
         known = self._pieces.get(token)
         if known is None:
             known = self._render(token, special=True)
-            if C.llama_vocab_is_control(self.vocab, token) and known not in MARKERS:
+            if C.llama_vocab_is_control(self.vocab, token) and known not in self._markers:
                 known = b""
             self._pieces[token] = known
         return known

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import string
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
 from jinja2 import TemplateError, meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from tidemill.backends.llama.markup import has_channels, thinking
 from tidemill.errors import EngineUnavailable, RequestRefused
 from tidemill.types import Generation
 
@@ -23,6 +27,9 @@ _UNRENDERED = (
 )
 """Template authors refuse with raise_exception; a field of a wrong type surfaces as any of the
 others, and so do a range or a recursion without end."""
+
+
+_LETTERS = string.digits + string.ascii_lowercase
 
 
 class Template:
@@ -44,8 +51,10 @@ class Template:
         self.source = source
         self.tools = "tools" in names
         """True when it renders tools."""
-        self.thinks = "</think>" in source
-        """True when answers may begin with reasoning between think tags."""
+        self.thinks = thinking(source)
+        """Between what answers may reason; None: they do not."""
+        self.channels = has_channels(source)
+        """True when answers are several messages."""
         self._developer = "developer" in source
         self._bos, self._eos = bos, eos
 
@@ -60,26 +69,28 @@ class Template:
                 param="tools",
                 code="unsupported_parameter",
             )
-        try:
-            return self._template.render(
-                messages=[self._message(i, m) for i, m in enumerate(generation.messages or ())],
-                tools=list(tools) if tools else None,
-                add_generation_prompt=True,
-                bos_token=self._bos,
-                eos_token=self._eos,
-            )
-        except _UNRENDERED as exc:
-            raise RequestRefused(
-                f"The model's chat template cannot render these messages: {exc}.", param="messages"
-            ) from exc
+        messages = [self._message(i, m) for i, m in enumerate(generation.messages or ())]
+        first: Exception | None = None
+        for spelled in _spellings(messages):
+            try:
+                return self._template.render(
+                    messages=spelled,
+                    tools=list(tools) if tools else None,
+                    add_generation_prompt=True,
+                    bos_token=self._bos,
+                    eos_token=self._eos,
+                )
+            except _UNRENDERED as exc:
+                first = first or exc
+        raise RequestRefused(
+            f"The model's chat template cannot render these messages: {first}.", param="messages"
+        ) from first
 
     def _message(self, i: int, message: dict[str, Any]) -> dict[str, Any]:
         out = dict(message)
         if out.get("role") == "developer" and not self._developer:
             out["role"] = "system"
         out["content"] = _text(i, out.get("content"))
-        if calls := out.get("tool_calls"):
-            out["tool_calls"] = [_with_object_arguments(call) for call in calls]
         return out
 
 
@@ -102,9 +113,40 @@ def _text(i: int, content: Any) -> str:
     return "".join(texts)
 
 
+def _spellings(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """The messages with their tool calls in every way that some template insists on, the most usual
+    first: arguments as an object or as the text that it is in the API, ids as they are or short."""
+    called = any(m.get("tool_calls") or m.get("tool_call_id") for m in messages)
+    for name in (str, _short_id) if called else (str,):
+        for argue in (_with_object_arguments, dict) if called else (dict,):
+            yield [_respelled(m, argue, name) for m in messages]
+
+
+def _respelled(
+    message: dict[str, Any],
+    argue: Callable[[dict[str, Any]], dict[str, Any]],
+    name: Callable[[str], str],
+) -> dict[str, Any]:
+    out = dict(message)
+    if isinstance(answered := out.get("tool_call_id"), str):
+        out["tool_call_id"] = name(answered)
+    if calls := out.get("tool_calls"):
+        out["tool_calls"] = [
+            argue({**call, "id": name(call["id"])} if isinstance(call.get("id"), str) else call)
+            for call in calls
+        ]
+    return out
+
+
+def _short_id(own: str) -> str:
+    """Nine letters and digits: what Mistral's templates take for an id, and nothing else."""
+    number = int.from_bytes(hashlib.sha256(own.encode()).digest())
+    return "".join(_LETTERS[number // 36**place % 36] for place in range(9))
+
+
 def _with_object_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    """Templates write ``arguments | tojson``; the API carries a JSON string, which would be quoted
-    twice."""
+    """Most templates write ``arguments | tojson``; the API carries a JSON string, which would be
+    quoted twice."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
@@ -116,8 +158,8 @@ def _with_object_arguments(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tojson(value: Any, indent: int | None = None, **_: Any) -> str:
-    # Not Jinja's own filter, which escapes for HTML.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    # Not Jinja's own filter, which escapes for HTML. Filters like ``map`` give generators.
+    return json.dumps(value, ensure_ascii=False, indent=indent, default=list)
 
 
 def _raise(message: str) -> None:

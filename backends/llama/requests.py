@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tidemill.backends.llama import grammar, tools
-from tidemill.backends.llama.answer import Answer, Markup
+from tidemill.backends.llama.answer import Answer
 from tidemill.backends.llama.grammar import Grammar
+from tidemill.backends.llama.markup import Channels, Markup
 from tidemill.backends.llama.model import Model
 from tidemill.backends.llama.prompt import Template
 from tidemill.backends.llama.sampling import Chooser
@@ -52,6 +53,7 @@ class Desk:
             echo=self._echo(g, text, prompt),
             markup=self._markup(g, text),
             calls=self._calls,
+            tools=g.tools or (),
         )
         return Ticket(
             key=key,
@@ -134,17 +136,22 @@ class Desk:
             return ""
         return text or self._model.detokenize(prompt)
 
-    def _markup(self, g: Generation, text: str) -> Markup | None:
+    def _markup(self, g: Generation, text: str) -> Markup | Channels | None:
         if g.messages is None or self._template is None:
             return None
         calls = self._calls if g.tools and g.tool_choice != "none" else None
+        if self._template.channels:
+            # A grammar holds all of an answer, which then has no headers.
+            return Channels(calls=calls is not None) if g.json_schema is None else None
         if not (self._template.thinks or calls):
             return None
-        inside = self._template.thinks and text.rstrip().endswith("<think>")
-        return Markup(thinks=self._template.thinks, inside=inside, calls=calls)
+        thinks = self._template.thinks
+        inside = thinks is not None and text.rstrip().endswith(thinks[0])
+        return Markup(thinks=thinks, inside=inside, calls=calls)
 
     def _grammar(self, g: Generation) -> Grammar | None:
-        forced = tools.forced_schema(g.tools or (), g.tool_choice) if g.tools else None
+        spelling = self._calls.arguments if self._calls else "arguments"
+        forced = tools.forced_schema(g.tools or (), g.tool_choice, spelling) if g.tools else None
         if forced is not None:
             if self._calls is None or self._calls.begin is None:
                 raise RequestRefused(

@@ -10,8 +10,9 @@ from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from tidemill.backends.llama import grammar, tools
-from tidemill.backends.llama.answer import Answer, Markup
+from tidemill.backends.llama.answer import Answer
 from tidemill.backends.llama.grammar import Grammar
+from tidemill.backends.llama.markup import THINKING, Markup
 from tidemill.backends.llama.model import Model
 from tidemill.backends.llama.sampling import Chooser, token_logprob
 from tidemill.backends.llama.stepper import Stepper, restriction
@@ -321,7 +322,7 @@ def test_reasoning_and_calls_are_told_apart(model: Model, stream: bool) -> None:
     text = (
         '<think>\nHm < 3.\n</think>\n\nHere: <tool_call>{"name": "f", "arguments": {}}</tool_call>'
     )
-    markup = Markup(thinks=True, inside=False, calls=tools.format_of("<tool_call>"))
+    markup = Markup(thinks=THINKING[0], inside=False, calls=tools.format_of("<tool_call>"))
     pieces = answer_of(model, markup, text, stream=stream)
     assert "".join(p.reasoning for p in pieces) == "Hm < 3.\n"
     assert "".join(p.text for p in pieces) == "Here: "
@@ -333,21 +334,22 @@ def test_reasoning_and_calls_are_told_apart(model: Model, stream: bool) -> None:
 
 def test_a_call_that_cannot_be_read_stays_text(model: Model) -> None:
     """Nothing of what the model said is lost."""
-    markup = Markup(thinks=False, inside=False, calls=tools.format_of("<tool_call>"))
+    markup = Markup(thinks=None, inside=False, calls=tools.format_of("<tool_call>"))
     (piece,) = answer_of(model, markup, 'a <tool_call>{"name": ', stream=False)
     assert (piece.text, piece.finish, piece.tool_calls) == ('a <tool_call>{"name": ', "stop", ())
 
 
 def test_an_answer_that_begins_within_its_reasoning(model: Model) -> None:
     """Some templates open the think tag themselves."""
-    markup = Markup(thinks=True, inside=True, calls=None)
+    markup = Markup(thinks=THINKING[0], inside=True, calls=None)
     (piece,) = answer_of(model, markup, "So.\n</think>\nYes <", stream=False)
     assert (piece.reasoning, piece.text) == ("So.\n", "Yes <")
 
 
-def test_a_forced_call_is_a_call(model: Model) -> None:
+@pytest.mark.parametrize("template", ["<tool_call>", '{"name": function name, "parameters": {}}'])
+def test_a_forced_call_is_a_call(model: Model, template: str) -> None:
     """With ``tool_choice: required`` even a model that knows no tools writes a call of one."""
-    form = tools.format_of("<tool_call>")
+    form = tools.format_of(template)
     assert form is not None
     assert form.begin is not None
     function = {
@@ -358,14 +360,15 @@ def test_a_forced_call_is_a_call(model: Model) -> None:
             "required": ["colour"],
         },
     }
-    schema = tools.forced_schema(({"type": "function", "function": function},), "required")
+    offered = ({"type": "function", "function": function},)
+    schema = tools.forced_schema(offered, "required", form.arguments)
     assert schema is not None
     gbnf = grammar.from_schema(schema, begin=form.begin, end=form.end, param="tools")
     chooser = Chooser(model, Sampling(), grammar=Grammar(model, gbnf, param="tools"))
     sent: list[Piece | TidemillError] = []
     answer = Answer(
         sent.append, chooser=chooser, prompt_tokens=3, stream=False,
-        markup=Markup(thinks=False, inside=False, calls=form), calls=form,
+        markup=Markup(thinks=None, inside=False, calls=form), calls=form, tools=offered,
     )  # fmt: skip
     prompt = model.tokenize(PROMPT, special=True, parse=False)
     stepper = Stepper(model, slots=1, context=256, threads=1, headroom=0)
