@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.cases.register import Elsewhere, missing, untested
 from tests.handlers.world import Open, World, line
 from tidemill import clock
+from tidemill.types import Generation, Piece
 
 pytestmark = pytest.mark.anyio
 
@@ -236,9 +239,18 @@ async def test_c60_counts_reconcile_in_every_end(open_world: Open) -> None:
 async def test_c61_finalizing_and_reasoning_tokens(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the last line and the end a poll sees ``finalizing``; usage has its details."""
+    """Between the last line and the end a poll sees ``finalizing``; what each line thought is in
+    its row, and the sum on the batch."""
     batches, here, go = world.services.store.batches, asyncio.Event(), asyncio.Event()
-    move = batches.move
+    move, generate = batches.move, world.engine.generate
+
+    async def thinking(generation: Generation) -> AsyncIterator[Piece]:
+        async for piece in generate(generation):
+            usage = piece.usage
+            if usage is not None:
+                thought = msgspec.structs.replace(usage, output=usage.output + 5, reasoning=5)
+                piece = msgspec.structs.replace(piece, usage=thought)
+            yield piece
 
     async def held(seq: int, frm: Any, to: Any, **more: Any) -> Any:
         if to == "completed":
@@ -247,6 +259,7 @@ async def test_c61_finalizing_and_reasoning_tokens(
         return await move(seq, frm, to, **more)
 
     monkeypatch.setattr(batches, "move", held)
+    monkeypatch.setattr(world.engine, "generate", thinking)
     batch = await world.create(line("a", "x") + line("b", "y z"))
     await here.wait()
     seen = (await world.client.get(f"/v1/batches/{batch['id']}")).json()
@@ -257,8 +270,11 @@ async def test_c61_finalizing_and_reasoning_tokens(
     assert done["usage"] == {
         "input_tokens": 3,
         "input_tokens_details": {"cached_tokens": 0},
-        "output_tokens": 3,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": 6,
+        "output_tokens": 13,
+        "output_tokens_details": {"reasoning_tokens": 10},
+        "total_tokens": 16,
     }
+    for row in (await rows(world, done, "output")).values():
+        usage = row["response"]["body"]["usage"]
+        assert usage["completion_tokens_details"]["reasoning_tokens"] == 5
     assert done["finalizing_at"] <= done["completed_at"]

@@ -5,7 +5,7 @@ import assert from "node:assert/strict";
 import { setTimeout as sleep } from "node:timers/promises";
 
 const [library, root, apiKey, path] = process.argv.slice(2);
-const { default: OpenAI, AzureOpenAI } = await import(library);
+const { default: OpenAI, AzureOpenAI, toFile } = await import(library);
 const clients = {
   openai: new OpenAI({ baseURL: `${root}/v1`, apiKey }),
   azure: new AzureOpenAI({ endpoint: root, apiKey, apiVersion: "2025-04-01-preview" }),
@@ -22,6 +22,12 @@ for (const [name, client] of Object.entries(clients)) {
   const file = await client.files.create({ file: fs.createReadStream(path), purpose: "batch" });
   assert.equal(file.bytes, fs.statSync(path).size);
   assert.equal((await client.files.retrieve(file.id)).id, file.id);
+
+  // In memory it is sent with its length, as a stream in chunks.
+  const bytes = fs.readFileSync(path);
+  const held = await client.files.create({ file: await toFile(bytes, "in.jsonl"), purpose: "batch" });
+  const back = await (await client.files.content(held.id)).arrayBuffer();
+  assert.ok(bytes.equals(Buffer.from(back)));
 
   let batch = await client.batches.create({
     input_file_id: file.id,
