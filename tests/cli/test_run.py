@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -10,12 +11,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.cli.conftest import Run
 from tests.worlds.requests import chat, jsonl, rows, said
 from tests.worlds.server import Server
+from tidemill.cli import child
 from tidemill.cli.screen import program
 
 
@@ -147,6 +150,32 @@ def test_a_server_that_cannot_start_is_explained(
     assert ran.code == 3
     assert "in use by process" in ran.err
     assert "or send the file to that server with --url" in ran.err
+
+
+def test_a_model_may_take_any_time_to_load(
+    tidemill: Run, requests: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here an hour passes whenever somebody looks at the clock."""
+    hours = itertools.count(0.0, 3600.0)
+    fast = SimpleNamespace(monotonic=lambda: next(hours), sleep=time.sleep)
+    monkeypatch.setattr(child, "time", fast)
+    assert tidemill("run", requests, "-o", "out.jsonl", "--engine", "echo").code == 0
+
+
+def test_ctrl_c_while_the_server_starts_leaves_none_behind(
+    tidemill: Run, requests: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no batch yet to say anything about."""
+    started: list[child.ServerProcess] = []
+
+    def interrupted(self: child.ServerProcess, deadline: float) -> bool:
+        started.append(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(child.ServerProcess, "_healthy", interrupted)
+    ran = tidemill("run", requests, "-o", "out.jsonl", "--engine", "echo")
+    assert ran.code == 130
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
 
 
 def test_ctrl_c_says_how_to_go_on_and_resume_does(tmp_path: Path) -> None:

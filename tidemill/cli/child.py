@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import queue
 import signal
@@ -72,10 +73,11 @@ class ServerProcess:
         """None while it runs; a negative number is the signal that ended it."""
         return self._process.poll() if self._process else None
 
-    def start(self, timeout_s: float = 120.0) -> str:
+    def start(self, timeout_s: float | None = None) -> str:
         """Start and wait until it listens and is healthy; returns its base URL.
 
-        Raises ``StartFailed`` with the server's own last sentence.
+        Without a time limit that is as long as it lives: to fetch and load a model may take an
+        hour. Raises ``StartFailed`` with the server's own last sentence.
         """
         self.log.parent.mkdir(parents=True, exist_ok=True)
         process = subprocess.Popen(
@@ -90,7 +92,7 @@ class ServerProcess:
         assert process.stdout is not None
         heard: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=_copy, args=(process.stdout, self.log, heard), daemon=True).start()
-        deadline = time.monotonic() + timeout_s
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         try:
             self.base_url = heard.get(timeout=timeout_s) or ""
         except queue.Empty:

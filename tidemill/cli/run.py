@@ -171,6 +171,9 @@ def _server(
         code = Exit.USAGE if exc.code == Exit.USAGE else Exit.UNREACHABLE
         there = "; or send the file to that server with --url" if " in use by " in str(exc) else ""
         raise Failed(f"{exc}{there} (the server's log is {process.log})", code) from exc
+    except KeyboardInterrupt:
+        process.kill()
+        raise
     try:
         key = api_key or loaded.settings.api_keys.split(",")[0] or None
         with TidemillClient(base_url, key, connection_retries=1) as client:
