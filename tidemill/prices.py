@@ -262,7 +262,7 @@ def _price(standard: Mapping[str, int], batch: Mapping[str, int]) -> ModelPrice:
     if not batch:
         return ModelPrice(standard=rate)
     input = batch.get("input", rate.input)
-    # Nobody publishes a cached batch rate: a cached token costs the less of what applies to it.
+    # Few publish a cached batch rate: without one a cached token costs the less of what applies.
     cached = batch.get("cached_input", min(input, rate.cached))
     return ModelPrice(
         standard=rate,
@@ -289,6 +289,7 @@ _LITELLM = (
     ("output", "output_cost_per_token"),
 )
 _BATCHES = "_batches"
+_TIERS = "tiered_pricing"
 
 
 def _foreign(models: Mapping[str, Any]) -> bool:
@@ -300,10 +301,11 @@ def _foreign(models: Mapping[str, Any]) -> bool:
 
 def _litellm(content: Mapping[str, Any]) -> Iterable[tuple[str, ModelPrice]]:
     """Models of a LiteLLM price map that are priced by token; others (images, audio) are left
-    out."""
+    out. Where the rate grows with the prompt, the first one holds."""
     for name, entry in content.items():
         if name == "sample_spec" or not isinstance(entry, Mapping):
             continue
+        entry = {**_first_tier(entry), **entry}
         standard, batch = (
             {
                 field: _per_token(name, key + tail, entry[key + tail])
@@ -316,6 +318,13 @@ def _litellm(content: Mapping[str, Any]) -> Iterable[tuple[str, ModelPrice]]:
             yield name, _price(standard, batch)
 
 
+def _first_tier(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Some models have all their rates in a list, by the length of the prompt."""
+    tiers = entry.get(_TIERS)
+    found = tiers[0] if isinstance(tiers, list) and tiers else {}
+    return found if isinstance(found, Mapping) else {}
+
+
 def _per_token(name: str, field: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str | Decimal):
         raise ValueError(f"'{field}' of '{name}' is not a number")
@@ -323,9 +332,11 @@ def _per_token(name: str, field: str, value: Any) -> int:
         exact = Decimal(value) * MILLION * MILLION
     except DecimalException:
         raise ValueError(f"'{field}' of '{name}' is not a number") from None
-    if not exact.is_finite() or not 0 <= exact <= _MOST_RATE:
+    if not exact.is_finite() or exact < 0:
         raise ValueError(f"'{field}' of '{name}' is not a price")
-    return int(exact.to_integral_value(ROUND_CEILING))
+    # The map has had rates a million times too high. One wrong entry among thousands must not keep
+    # a server from its start, and is no reason to give the model away.
+    return min(int(exact.to_integral_value(ROUND_CEILING)), _MOST_RATE)
 
 
 def _fingerprint(models: Mapping[str, ModelPrice], currency: str, version: str | int | None) -> str:

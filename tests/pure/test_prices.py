@@ -46,6 +46,24 @@ LITELLM = {
     "azure/gpt-x": {"input_cost_per_token": 1.65e-07, "output_cost_per_token": 6.6e-07},
     "picture": {"output_cost_per_image": 0.04, "mode": "image_generation"},
     "thirds": {"input_cost_per_token": 3.3333333333333335e-13, "output_cost_per_token": None},
+    "claude-x": {
+        "input_cost_per_token": 3e-06,
+        "input_cost_per_token_above_200k_tokens": 6e-06,
+        "input_cost_per_token_batches": 1.5e-06,
+        "cache_read_input_token_cost": 3e-07,
+        "cache_read_input_token_cost_batches": 1.5e-07,
+        "output_cost_per_token": 1.5e-05,
+        "output_cost_per_token_batches": 7.5e-06,
+    },
+    "qwen-x": {
+        "litellm_provider": "dashscope",
+        "mode": "chat",
+        "tiered_pricing": [
+            {"input_cost_per_token": 5e-08, "output_cost_per_token": 4e-07, "range": [0, 256000.0]},
+            {"input_cost_per_token": 2.5e-07, "output_cost_per_token": 2e-06, "range": [256000.0]},
+        ],
+    },
+    "wandb/kimi-x": {"input_cost_per_token": 0.135, "output_cost_per_token": 0.4},
 }
 
 rates = st.builds(
@@ -160,13 +178,30 @@ class TestCatalogue:
     def test_a_litellm_map_is_imported(self, tmp_path: Path) -> None:
         """Prices per token, batch and cached rates are taken; images and the sample are not."""
         catalogue = prices.load(_write(tmp_path / "map.json", json.dumps(LITELLM)))
-        assert set(catalogue.models) == {"gpt-x", "azure/gpt-x", "thirds"}
+        assert set(catalogue.models) == set(LITELLM) - {"sample_spec", "picture"}
         assert catalogue.models["gpt-x"] == ModelPrice(
             standard=Rate(input=150_000, cached=75_000, output=600_000),
             batch=Rate(input=75_000, cached=75_000, output=300_000),
         )
         # Finer than a rate can be: up to the next.
         assert catalogue.models["thirds"].standard.input == 1
+        assert catalogue.models["claude-x"] == ModelPrice(
+            standard=Rate(input=3_000_000, cached=300_000, output=15_000_000),
+            batch=Rate(input=1_500_000, cached=150_000, output=7_500_000),
+        )
+        # Rates by the length of the prompt: the first.
+        assert catalogue.models["qwen-x"].standard == Rate(
+            input=50_000, cached=50_000, output=400_000
+        )
+
+    def test_a_wrong_rate_of_a_litellm_map_does_not_stop_the_start(self, tmp_path: Path) -> None:
+        """The map has had rates per token that were meant per million: they cost what can be
+        booked, rather than nothing."""
+        catalogue = prices.load(_write(tmp_path / "map.json", json.dumps(LITELLM)))
+        rate = catalogue.models["wandb/kimi-x"].standard
+        most = 100_000 * prices.MILLION
+        assert rate == Rate(input=most, cached=most, output=most)
+        assert rate.cost(Usage(input=2**24, output=2**24)) < 2**63 // prices.MILLION
 
     def test_a_model_without_a_batch_rate_costs_its_standard_rate(self) -> None:
         """An unpriced batch is over- rather than under-charged."""
@@ -233,6 +268,8 @@ class TestCatalogue:
             ('{"models": {"m": {"input": 1, "putput": 1}}}', "unknown field 'putput'"),
             ('{"models": {"m": {"input": 1}}, "curency": "EUR"}', "unknown field 'curency'"),
             ('{"m": {"input_cost_per_token": "x"}}', "'input_cost_per_token' of 'm'"),
+            ('{"m": {"input_cost_per_token": -1}}', "'input_cost_per_token' of 'm'"),
+            ('{"m": {"tiered_pricing": [3]}}', "no prices"),
         ],
     )
     def test_a_bad_file_is_one_sentence(self, tmp_path: Path, content: str, reason: str) -> None:
