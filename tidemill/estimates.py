@@ -20,6 +20,7 @@ _MOST_OUTPUT = 2**40
 """Nobody means more, and its cost still fits 64 bits at any price."""
 
 EMBEDDINGS = "/v1/embeddings"
+COMPLETIONS = "/v1/completions"
 
 
 class Wanted(msgspec.Struct):
@@ -30,6 +31,8 @@ class Wanted(msgspec.Struct):
     max_completion_tokens: object = None
     max_output_tokens: object = None
     n: object = None
+    best_of: object = None
+    prompt: object = None
 
 
 class _Line(msgspec.Struct):
@@ -58,10 +61,10 @@ def of_body(body: bytes, endpoint: str, params: BatchParams | None = None) -> tu
     limits = (wanted.max_completion_tokens, wanted.max_output_tokens, wanted.max_tokens)
     output = next((limit for limit in limits if _whole(limit)), fallback)
     assert isinstance(output, int)
-    choices = wanted.n if isinstance(wanted.n, int) and _whole(wanted.n) else 1
+    answers = _choices(wanted) * (_prompts(wanted.prompt) if endpoint == COMPLETIONS else 1)
     return model, Usage(
         input=-(-len(body) // BYTES_PER_TOKEN),
-        output=0 if endpoint == EMBEDDINGS else min(output * choices, _MOST_OUTPUT),
+        output=0 if endpoint == EMBEDDINGS else min(output * answers, _MOST_OUTPUT),
     )
 
 
@@ -84,6 +87,19 @@ def body_of(line: bytes) -> bytes:
         return bytes(_line.decode(line).body)
     except (ValueError, RecursionError):
         return b""
+
+
+def _choices(wanted: Wanted) -> int:
+    """Answers that are written to a prompt; of ``best_of`` all are paid, and one is shown."""
+    given = [n for n in (wanted.n, wanted.best_of) if isinstance(n, int) and _whole(n)]
+    return max(given, default=1)
+
+
+def _prompts(prompt: object) -> int:
+    """A list is several prompts, unless it is the tokens of one."""
+    if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int):
+        return 1
+    return len(prompt)
 
 
 def _whole(value: object) -> bool:

@@ -40,6 +40,28 @@ def test_output_is_what_the_request_allows(
     )
 
 
+@pytest.mark.parametrize(
+    ("prompt", "more", "output"),
+    [
+        ("one", {}, 7),
+        ([1, 2, 3], {}, 7),
+        (["one", "two"], {}, 14),
+        ([[1, 2], [3], [4]], {"n": 2}, 42),
+        (["one", "two"], {"n": 2, "best_of": 3}, 42),
+        ([], {}, 7),
+        ({"id": "p"}, {}, 7),
+    ],
+)
+def test_each_prompt_of_a_completion_is_answered(
+    prompt: object, more: dict[str, object], output: int
+) -> None:
+    """As often as it asks for; elsewhere a field of this name means something else."""
+    body = json.dumps({"model": "m", "max_tokens": 7, "prompt": prompt, **more}).encode()
+    assert of_body(body, "/v1/completions")[1].output == output
+    one = of_body(json.dumps({"model": "m", "max_tokens": 7, "prompt": ["a", "b"]}).encode(), CHAT)
+    assert one[1].output == 7
+
+
 def test_embeddings_have_no_output() -> None:
     """Only their input counts."""
     assert of_body(b'{"model": "m", "max_tokens": 5}', "/v1/embeddings")[1].output == 0
