@@ -142,7 +142,7 @@ class EchoReplica:
         tokens = 0
         vectors = []
         for one in embedding.inputs:
-            count = len(one.split()) if isinstance(one, str) else len(one)
+            count = _size(one)
             if count > self._context:
                 raise _too_long(count, self._context, "input")
             tokens += count
@@ -150,9 +150,11 @@ class EchoReplica:
         self._read += tokens
         return Embedded(vectors=tuple(vectors), usage=Usage(input=tokens))
 
-    async def count(self, generation: Generation) -> int:
-        """Words of all messages, or of the prompt."""
-        return _count(generation)
+    async def count(self, asked: Generation | Embedding) -> int:
+        """Words of all messages, of the prompt or of all inputs."""
+        if isinstance(asked, Embedding):
+            return sum(map(_size, asked.inputs))
+        return _count(asked)
 
     def status(self) -> ReplicaStatus:
         """Always healthy."""
@@ -232,6 +234,10 @@ def _asked(generation: Generation) -> str:
     if generation.text is not None:
         return generation.text
     return " ".join(str(token) for token in generation.tokens or ())
+
+
+def _size(input: str | tuple[int, ...]) -> int:
+    return len(input.split()) if isinstance(input, str) else len(input)
 
 
 def _count(generation: Generation) -> int:

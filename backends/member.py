@@ -203,11 +203,11 @@ class Member:
         async with self._at_work(embedding.lane) as engine:
             return await engine.embed(embedding, told)
 
-    async def count(self, generation: Generation) -> int:
+    async def count(self, asked: Generation | Embedding) -> int:
         """Prompt tokens of a request. A model is not loaded for a count: raises
         ``ModelNotLoaded``."""
         async with self._at_work(Lane.BATCH) as engine:
-            return await engine.count(generation)
+            return await engine.count(asked)
 
     def status(self) -> ReplicaStatus:
         """Health and load; a model that is not in memory is healthy, unless loading it failed."""

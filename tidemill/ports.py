@@ -178,8 +178,8 @@ class Replica(Protocol):
         """Vectors for all inputs, in order. Same errors as ``generate``. ``told``: how many tokens
         of the inputs are computed so far, for whoever does not wait for the end."""
 
-    async def count(self, generation: Generation) -> int:
-        """Prompt tokens of a request, template included."""
+    async def count(self, asked: Generation | Embedding) -> int:
+        """Prompt tokens of a request, template included; of all inputs of an embedding."""
 
     def status(self) -> ReplicaStatus:
         """Health and load, without waiting."""

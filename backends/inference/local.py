@@ -122,14 +122,16 @@ class LocalInference:
         return _HERE
 
     async def count(self, endpoint: str, body: bytes) -> int | None:
-        """Prompt tokens of a request; None for embeddings and for what cannot run."""
-        if endpoint == EMBEDDINGS:
-            return None
+        """Prompt tokens of a request; None for what cannot run, or not now."""
+        embed = endpoint == EMBEDDINGS
         try:
-            kind = _kind(endpoint)
+            kind = embeddings if embed else _kind(endpoint)
             request = decode(kind.body_decoder, body)
-            replica, ask = self._ask(request.model, None, Lane.BATCH, "", None)
-            return await replica.count(kind.plan(request, ask)[0])
+            replica, ask = self._ask(request.model, None, Lane.BATCH, "", None, embed=embed)
+            if embed:
+                return await replica.count(embeddings.plan(request, ask))
+            prompts = kind.plan(request, ask)[:: _choices(request)]
+            return sum([await replica.count(prompt) for prompt in prompts])
         except (TidemillError, RecursionError):
             return None
 
@@ -364,17 +366,24 @@ async def _cost(
     request: Any,
     ended: dict[int, Piece],
 ) -> Usage:
-    """Usage of a request. Where its reader left early, an answer's tokens are its pieces, and the
-    prompt is counted anew."""
+    """Usage of a request. Where its reader left early, an answer's tokens are its pieces, and each
+    prompt that has begun to be answered is counted anew."""
     if len(ended) == len(generations):
         usage: Usage = kind.cost(request, ended)
         return usage
     open_ones = [index for index in range(len(generations)) if index not in ended]
     answered = sum(seen[index] for index in open_ones)
     known = [piece.usage for piece in ended.values() if piece.usage is not None]
+    n = _choices(request)
+    begun = {index - index % n for index in range(len(seen)) if seen[index]} or {0}
     try:
-        prompt = await replica.count(generations[open_ones[0]])
+        prompts = sum([await replica.count(generations[index]) for index in begun])
     except TidemillError:
-        # The engine is gone, and with it what the prompt had cost.
-        prompt = 0
-    return Usage(input=prompt, output=answered + sum(u.output for u in known))
+        # The engine is gone, and with it what the prompts had cost.
+        prompts = 0
+    return Usage(input=prompts, output=answered + sum(u.output for u in known))
+
+
+def _choices(request: Any) -> int:
+    """Answers to each prompt of a request; a response has one."""
+    return getattr(request, "n", None) or 1

@@ -181,8 +181,7 @@ class Child:
             elif isinstance(question, m.Embed):
                 self._embed(question)
             else:
-                tokens = self._desk.count(question.generation)
-                self._outbox.post(m.Counted(key=question.key, tokens=tokens))
+                self._outbox.post(m.Counted(key=question.key, tokens=self._count(question)))
         except TidemillError as exc:
             self._outbox.post(m.fault(question.key, exc))
         except Exception:  # noqa: BLE001 - a request must not take the others down with it
@@ -201,6 +200,11 @@ class Child:
         ticket = self._desk.ticket(key, generation, self._sender(key), alone=question.alone)
         if ticket is not None:
             self._loop.submit(ticket)
+
+    def _count(self, question: m.Count) -> int:
+        if question.generation is not None:
+            return self._desk.count(question.generation)
+        return sum(map(len, self._desk.inputs(question.inputs, self._embedder.context)))
 
     def _sender(self, key: int) -> Callable[[Piece | TidemillError], None]:
         def send(what: Piece | TidemillError) -> None:

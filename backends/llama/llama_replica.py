@@ -148,10 +148,15 @@ class LlamaReplica:
         assert isinstance(event, m.Vectors)
         return Embedded(vectors=tuple(_floats(v) for v in event.vectors), usage=event.usage)
 
-    async def count(self, generation: Generation) -> int:
-        """Prompt tokens of a request, template included."""
-        asked = self._events(lambda key, alone: m.Count(key=key, generation=generation))
-        async with aclosing(asked) as events:
+    async def count(self, asked: Generation | Embedding) -> int:
+        """Prompt tokens of a request, template included; of all inputs of an embedding."""
+
+        def question(key: int, alone: bool) -> m.Question:
+            if isinstance(asked, Embedding):
+                return m.Count(key=key, inputs=asked.inputs)
+            return m.Count(key=key, generation=asked)
+
+        async with aclosing(self._events(question)) as events:
             event = await anext(events)
         assert isinstance(event, m.Counted)
         return event.tokens

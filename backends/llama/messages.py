@@ -60,10 +60,11 @@ class Embed(Message, frozen=True, kw_only=True, tag=True):
 
 
 class Count(Message, frozen=True, kw_only=True, tag=True):
-    """How many tokens has this prompt; answered by ``Counted``."""
+    """How many tokens has this prompt, or have these inputs; answered by ``Counted``."""
 
     key: int
-    generation: Generation
+    generation: Generation | None = None
+    inputs: tuple[str | tuple[int, ...], ...] = ()
 
 
 class Cancel(Message, frozen=True, kw_only=True, tag=True):

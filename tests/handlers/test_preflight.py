@@ -43,6 +43,33 @@ async def test_a_good_file_is_told_and_not_kept(world: World) -> None:
         assert (await world.client.get(f"/v1/{path}")).json()["data"] == []
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "one two"}]}),
+        ("/v1/completions", {"prompt": ["one two", "three"], "n": 2, "max_tokens": 5}),
+        ("/v1/responses", {"input": "one two"}),
+        ("/v1/embeddings", {"input": ["one two", "three"]}),
+    ],
+)
+async def test_tokens_are_those_that_the_batch_reports(
+    world: World, endpoint: str, body: dict[str, Any]
+) -> None:
+    """On every endpoint: the prompts exactly, the answers at most."""
+    request = {
+        "custom_id": "a",
+        "method": "POST",
+        "url": endpoint,
+        "body": body | {"model": "echo"},
+    }
+    data = json.dumps(request).encode()
+    [model] = (await _ask(world, data))["models"]
+    ended = await world.finished((await world.create(data, endpoint=endpoint))["id"])
+    assert model["input_tokens_are"] == "tokenised"
+    assert model["input_tokens"] == ended["usage"]["input_tokens"]
+    assert model["output_tokens_at_most"] >= ended["usage"]["output_tokens"]
+
+
 async def test_many_lines_are_sampled(world: World) -> None:
     """What is counted for the first lines is scaled to all by their bytes, and said so."""
     found = await _ask(world, b"".join(line(f"c{n:03}", "one two") for n in range(100)))

@@ -74,6 +74,21 @@ async def test_lines_of_a_batch_are_grouped_by_model(open_world: Open) -> None:
         assert await metric(world, LOADS_OF_OTHER) == before + 1
 
 
+async def test_a_preflight_loads_no_model(open_world: Open) -> None:
+    """Tokens of the one in memory are counted by its tokenizer, those of the other estimated."""
+    async with open_world(**ONE_FITS) as world:
+        data = line("a", "one two") + line("b", "one two", model="other")
+        files = {"file": ("in.jsonl", data)}
+        form = {"purpose": "batch"}
+        answer = await world.client.post("/v1/batches/preflight", data=form, files=files)
+        told = {one["model"]: one for one in answer.json()["models"]}
+        assert told["echo"]["input_tokens_are"] == "tokenised"
+        assert told["echo"]["input_tokens"] == 2
+        assert told["other"]["input_tokens_are"] == "estimated"
+        assert told["other"]["input_tokens"] > 2
+        assert await states(world) == {"echo": "loaded", "other": "unloaded"}
+
+
 async def test_the_status_says_what_is_in_memory(open_world: Open) -> None:
     """For people and for Prometheus."""
     async with open_world(**ONE_FITS) as world:

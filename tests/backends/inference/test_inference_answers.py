@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from tests.backends.inference.conftest import CHAT, EMBED, RESPONSES, TEXT, Ask, chat, minimal
 from tidemill.backends.echo import CONTEXT
+from tidemill.backends.inference import LocalInference
 from tidemill.types import Answer, Refusal, Usage
 
 pytestmark = pytest.mark.anyio
@@ -254,3 +255,37 @@ async def test_a_schema_that_cannot_be_is_named_as_the_client_named_it(ask: Ask)
     outcome = await ask(RESPONSES, minimal(RESPONSES, text={"format": format}))
     assert isinstance(outcome, Refusal)
     assert (outcome.status_code, outcome.param) == (400, "text.format")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        (CHAT, chat("one two", n=2)),
+        (TEXT, {"model": "echo", "prompt": "one two"}),
+        (TEXT, {"model": "echo", "prompt": ["one two", "three"], "n": 2}),
+        (TEXT, {"model": "echo", "prompt": [[5, 6], [7]]}),
+        (RESPONSES, {"model": "echo", "input": "one two"}),
+        (EMBED, {"model": "echo", "input": "one two"}),
+        (EMBED, {"model": "echo", "input": ["one two", "three"]}),
+        (EMBED, {"model": "echo", "input": [[5, 6], [7]]}),
+    ],
+)
+async def test_a_prompt_is_counted_as_it_is_billed(
+    inference: LocalInference, ask: Ask, endpoint: str, body: dict[str, Any]
+) -> None:
+    """On every endpoint, before anything is computed."""
+    counted = await inference.count(endpoint, json.dumps(body).encode())
+    answer = await ask(endpoint, body)
+    assert isinstance(answer, Answer)
+    assert counted == answer.usage.input > 0
+
+
+async def test_what_cannot_run_has_no_count(inference: LocalInference) -> None:
+    """A broken body, a model that is not here, an input of no kind."""
+    for endpoint, body in (
+        (CHAT, b"{"),
+        (TEXT, b'{"model": "other", "prompt": "a"}'),
+        (EMBED, b'{"model": "other", "input": "a"}'),
+        (EMBED, b'{"model": "echo", "input": ["a", [1]]}'),
+    ):
+        assert await inference.count(endpoint, body) is None

@@ -315,6 +315,24 @@ async def test_a_cancelled_answer_is_billed_by_its_tokens(
     assert booked == [("echo", Usage(input=4, output=output))]
 
 
+@pytest.mark.parametrize(("n", "input"), [(1, 3), (2, 3)])
+async def test_a_cancelled_answer_is_billed_for_each_of_its_prompts(n: int, input: int) -> None:
+    """Each once, however many answers it was to have."""
+    engine, booked = Halting(first_ends=False), Booked()
+    body = {"model": "echo", "prompt": ["one two", "three"], "n": n}
+    waiting = asyncio.ensure_future(
+        LocalInference({"echo": engine}).answer(
+            TEXT, json.dumps(body).encode(), lane=Lane.BATCH, owner="o", booked=booked
+        )
+    )
+    for _ in range(2 * n):
+        await engine.halted.acquire()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert booked == [("echo", Usage(input=input, output=2 * 2 * n + 1))]
+
+
 @pytest.mark.parametrize("computed", [(), (3, 7)])
 async def test_cancelled_embeddings_are_billed_by_what_was_computed(
     echo: Watched, monkeypatch: pytest.MonkeyPatch, computed: tuple[int, ...]

@@ -369,6 +369,9 @@ async def test_count_is_the_usage(engine: LlamaReplica) -> None:
         answer = await one(engine, generation)
         assert answer.usage is not None
         assert await engine.count(generation) == answer.usage.input
+    embedding = Embedding(model="m", inputs=("One sentence.", "Another one.", "A third."))
+    embedded = await engine.embed(embedding)
+    assert await engine.count(embedding) == embedded.usage.input > 3
 
 
 def cosine(a: tuple[float, ...], b: tuple[float, ...]) -> float:
