@@ -103,13 +103,29 @@ def test_the_endpoint_is_that_of_the_first_line(
     assert "1 embedding(s) of 8 numbers" in ran.out
 
 
-def test_a_bad_file_is_shown_with_its_lines(tidemill: Run, live: Server, tmp_path: Path) -> None:
-    """Every problem of it; nothing runs and nothing is written."""
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "in.jsonl", "-o", "out.jsonl"),
+        ("check", "in.jsonl"),
+        ("files", "upload", "in.jsonl"),
+    ],
+)
+def test_a_bad_file_is_shown_with_its_lines(
+    tidemill: Run, live: Server, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """Every problem of it, whichever command meets it; nothing runs and nothing is written."""
     (tmp_path / "in.jsonl").write_bytes(b'[1]\n{"custom_id": "a"}\n')
-    ran = tidemill("run", "in.jsonl", "-o", "out.jsonl", "--url", live.base_url)
+    ran = tidemill(*words, "--url", live.base_url)
     assert ran.code == 1
-    assert {line.split("\t")[0] for line in ran.out.splitlines()} == {"1", "2"}
+    expected = [("1", ""), ("2", "method"), ("2", "url"), ("2", "body")]
+    shown = [line.split("\t") for line in ran.out.splitlines()]
+    assert [(line, param) for line, _, param, _ in shown] == expected
     assert not (tmp_path / "out.jsonl").exists()
+    ran = tidemill(*words, "--url", live.base_url, "--json")
+    assert (ran.code, ran.json()["ok"]) == (1, False)
+    found = [(str(one["line"]), one["param"] or "") for one in ran.json()["problems"]]
+    assert found == expected
 
 
 @pytest.mark.parametrize(

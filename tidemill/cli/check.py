@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,19 @@ def _ask(path: Path, url: str, api_key: str | None, as_json: bool) -> None:
         raise Failed(found["budget"]["message"].rstrip("."))
 
 
+@contextmanager
+def problems_shown(client: TidemillClient, as_json: bool) -> Iterator[None]:
+    """Show every problem of a file that the server refuses inside this block; the error, which
+    names the first, goes on."""
+    try:
+        yield
+    except ApiError as exc:
+        if exc.problems:
+            _show(exc.problems, as_json)
+            hint(client, exc.problems)
+        raise
+
+
 def hint(client: TidemillClient, problems: Sequence[dict[str, Any]]) -> None:
     """Where a model is wrong, say which ones are right."""
     if any(problem["code"] == "model_not_found" for problem in problems):
@@ -162,10 +176,10 @@ def examine(path: Path, checker: Checker) -> FileFacts:
 
 
 def _complain(path: Path, problems: list[Problem] | tuple[Problem, ...], as_json: bool) -> None:
-    found = [msgspec.to_builtins(problem) for problem in problems]
-    if as_json:
-        emit({"ok": False, "problems": found})
-    else:
-        problem_table(found)
-    n = len(found)
+    _show([msgspec.to_builtins(problem) for problem in problems], as_json)
+    n = len(problems)
     raise Failed(f"{path} has {n} problem{'s' if n > 1 else ''}")
+
+
+def _show(problems: Sequence[dict[str, Any]], as_json: bool) -> None:
+    emit({"ok": False, "problems": problems}) if as_json else problem_table(problems)

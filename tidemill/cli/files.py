@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 import click
 
 from tidemill.cli import options
+from tidemill.cli.check import problems_shown
 from tidemill.cli.screen import emit, page, pairs, say, when
 
 
@@ -27,7 +28,7 @@ def upload(
     path: Path, expires_after: int | None, url: str, api_key: str | None, as_json: bool
 ) -> None:
     """Upload an input file; prints its id."""
-    with options.client(url, api_key) as client:
+    with options.client(url, api_key) as client, problems_shown(client, as_json):
         file = client.upload_file(path, expires_after_s=expires_after)
     emit(file) if as_json else click.echo(file["id"])
 

@@ -15,10 +15,10 @@ import click
 from tidemill import clock, models
 from tidemill.cli import answers, options
 from tidemill.cli.batches import judge
-from tidemill.cli.check import hint
+from tidemill.cli.check import problems_shown
 from tidemill.cli.child import ServerProcess, StartFailed
-from tidemill.cli.screen import Exit, Failed, batch_bar, emit, problem_table, program, rate, say
-from tidemill.client import ApiError, TidemillClient
+from tidemill.cli.screen import Exit, Failed, batch_bar, emit, program, rate, say
+from tidemill.client import TidemillClient
 from tidemill.lines import Splitter
 from tidemill.settings import load
 from tidemill.wire import ENDPOINTS, canonical_endpoint
@@ -103,7 +103,7 @@ def run(
     _keep_apart(input_path, output, errors)
     with _server(url, api_key, config, flags) as (client, store):
         began = clock.monotonic()
-        batch_id = resume or _create(client, input_path, endpoint)
+        batch_id = resume or _create(client, input_path, endpoint, as_json)
         with _explained(batch_id, _again(output, errors, config, flags), url, store):
             before = (0, 0) if resume is None else _done(client.get_batch(resume))
             say(f"Batch {batch_id} at {client.root}")
@@ -196,15 +196,10 @@ def _stop(process: ServerProcess, drain_s: float) -> None:
         raise
 
 
-def _create(client: TidemillClient, path: Path | None, endpoint: str | None) -> str:
+def _create(client: TidemillClient, path: Path | None, endpoint: str | None, as_json: bool) -> str:
     assert path is not None
-    try:
+    with problems_shown(client, as_json):
         file = client.upload_file(path)
-    except ApiError as exc:
-        if exc.problems:
-            problem_table(exc.problems)
-            hint(client, exc.problems)
-        raise
     batch = client.create_batch(file["id"], endpoint or _endpoint_of(path))
     return str(batch["id"])
 
