@@ -147,6 +147,7 @@ class Child:
             flush=outbox.flush,
             errands=self._embedder,
             watch=box.computing,
+            parking=size.parking,
             speculation=_speculation(spec, model),
         )
         card = ModelCard(

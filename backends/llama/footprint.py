@@ -43,10 +43,11 @@ class Footprint:
             _weights(spec.weights, path, header)
             + sum(expanded(one.path).stat().st_size for one in spec.adapters)
             + tokens * self.kv_bytes_per_token
+            + size.parking
             + _PROCESS
         )
-        """The weights as they will be laid out, the adapters, both contexts' caches, and a process
-        for it all."""
+        """The weights as they will be laid out, the adapters, both contexts' caches, what is parked
+        at most, and a process for it all."""
 
 
 def footprint(spec: EngineSpec, path: Path) -> Footprint:

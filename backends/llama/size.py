@@ -6,6 +6,7 @@ import os
 from typing import Protocol
 
 from tidemill.scheduler.plan import SlotClass
+from tidemill.scheduler.slots import PARKING_BYTES
 from tidemill.types import EngineSpec
 
 KV_BYTES = 1 << 30
@@ -57,6 +58,10 @@ class Size:
         """Tokens that one request may use."""
         self.tokens = sum(one.slots * one.context for one in self.classes)
         """All that the key-value caches hold."""
+        wants = 0 if spec.embedding or not moves else self.tokens * model.kv_bytes_per_token
+        self.parking = min(PARKING_BYTES, wants)
+        """Bytes for the states of those that made way, and of conversations put aside: as much as
+        those at work have, at most."""
         self.embedding_context = max(1, min(wanted, model.n_ctx_train or wanted, LONGEST_EMBEDDING))
 
 

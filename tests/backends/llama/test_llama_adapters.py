@@ -133,15 +133,18 @@ async def test_a_card_is_the_same_before_and_after_loading() -> None:
 
 
 def test_memory_is_weights_caches_and_the_process(tmp_path: Path) -> None:
-    """Weights that will be rewritten count as they will be; caches follow slots and context."""
+    """Weights that will be rewritten count as they will be; caches follow slots and context, and
+    what is parked follows the caches."""
     path = resolve("smollm2")
     as_is = footprint(msgspec.structs.replace(SPEC, weights="as-is"), path).memory_bytes
-    rest = as_is - path.stat().st_size - 2 * 64 * 23_040
+    rest = as_is - path.stat().st_size - 3 * 64 * 23_040
     assert 0 < rest < 100 << 20
     q8 = footprint(msgspec.structs.replace(SPEC, weights="q8_0"), path).memory_bytes
     assert q8 - as_is == pytest.approx(134_515_008 * 8.5 / 8 - path.stat().st_size, abs=1)
     more = footprint(msgspec.structs.replace(SPEC, weights="as-is", slots=3), path)
-    assert more.memory_bytes - as_is == 2 * 64 * 23_040
+    assert more.memory_bytes - as_is == 4 * 64 * 23_040
+    large = msgspec.structs.replace(SPEC, weights="as-is", slots=2_000, long_slots=2_000)
+    assert footprint(large, path).memory_bytes - as_is == (1_999 - 1) * 64 * 23_040 + (1 << 30)
 
 
 def test_weights_are_rewritten_where_that_is_asked_for_or_helps() -> None:

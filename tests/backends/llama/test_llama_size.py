@@ -116,6 +116,14 @@ def test_slots_that_are_set_are_there() -> None:
     assert size(spec(slots=200)).slots == 200
 
 
+def test_what_is_parked_takes_no_more_than_what_is_at_work() -> None:
+    """And 1 GiB at most; nothing where nobody is parked."""
+    assert size(spec(slots=2, context_length=256), kv_bytes_per_token=100).parking == 51_200
+    assert size(spec(slots=64, context_length=8192)).parking == 1 << 30
+    assert size(spec(embedding=True)).parking == 0
+    assert size(spec(), moves=False).parking == 0
+
+
 def test_a_gpu_gets_more_slots_and_a_core_is_left_free() -> None:
     """Sixty-four on a GPU; threads are all cores but one."""
     from tidemill.backends.llama.child import default_threads
