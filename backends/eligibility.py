@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tidemill.ports import Facts
-from tidemill.types import Record
+from tidemill.types import Actor, Record
 
 KIND = "eligibility"
 MIXED = "*"
@@ -41,13 +41,17 @@ class Eligibility:
         """Models not to be sent to this provider now; ``MIXED`` among them for mixed files."""
         return frozenset(record.model for record in await self.all() if record.provider == provider)
 
-    async def forget(self, provider: str, models: Iterable[str] | None = None) -> int:
-        """Forget some models' refusals, or all of a provider; returns how many there were."""
+    async def forget(
+        self, provider: str, models: Iterable[str] | None = None, by: Actor | None = None
+    ) -> int:
+        """Forget some models' refusals, or all of a provider; returns how many there were. The
+        audit trail has each, as ``provider/model``, where somebody asked for it."""
         if models is None:
             models = await self.refused(provider)
         forgotten = 0
         for model in models:
-            forgotten += await self._facts.forget(KIND, _key(provider, model))
+            key, about = _key(provider, model), f"{provider}/{model}"
+            forgotten += await self._facts.forget(KIND, key, by, about)
         return forgotten
 
     async def all(self) -> list[Refused]:

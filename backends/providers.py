@@ -26,6 +26,7 @@ from tidemill.scheduler.reconciler import Reconciler
 from tidemill.scheduler.retry import Gate
 from tidemill.settings import Settings
 from tidemill.types import (
+    Actor,
     BatchRecord,
     Execution,
     FileFacts,
@@ -232,11 +233,13 @@ class Providers:
         for dialect in self.dialects.values():
             await dialect.close()
 
-    async def forget(self, provider: str, models: Sequence[str] | None) -> int:
+    async def forget(
+        self, provider: str, models: Sequence[str] | None, by: Actor | None = None
+    ) -> int:
         """Forget refusals, of all models where None; returns how many. Raises ``NotFound``."""
         if provider not in self.dialects:
             raise NotFound(f"No provider is named '{provider[:100]}'.", param="provider")
-        return await self.eligibility.forget(provider, models)
+        return await self.eligibility.forget(provider, models, by)
 
     async def report(self) -> list[dict[str, Any]]:
         """Each provider with verdict, age, reason and the models that it refused to batch."""

@@ -10,7 +10,7 @@ from litestar.params import FromPath
 from tidemill import access, wire
 from tidemill.access import ADMIN
 from tidemill.errors import NotFound
-from tidemill.handlers.deps import Incoming, principal, services
+from tidemill.handlers.deps import Incoming, actor, principal, services
 from tidemill.types import Principal
 
 
@@ -26,12 +26,12 @@ async def list_providers(request: Incoming) -> dict[str, Any]:
 @delete("/providers/{provider:str}/refusals", status_code=200, opt={"scope": ADMIN})
 async def forget_refusals(request: Incoming, provider: FromPath[str]) -> dict[str, Any]:
     """Send a provider again what it refused to batch: one ``model``, or all of them."""
-    await principal(request)
     desk = services(request).providers
     if desk is None:
         raise NotFound(f"No provider is named '{provider[:100]}'.", param="provider")
     models = request.query_params.getall("model", None)
-    return {"object": "provider.refusals", "forgotten": await desk.forget(provider, models)}
+    forgotten = await desk.forget(provider, models, await actor(request))
+    return {"object": "provider.refusals", "forgotten": forgotten}
 
 
 def _uses(who: Principal, row: dict[str, Any]) -> bool:

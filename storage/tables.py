@@ -191,10 +191,18 @@ class SqliteFacts:
 
         await self._writer.run(write)
 
-    async def forget(self, kind: str, key: str | None = None) -> int:
+    async def forget(
+        self, kind: str, key: str | None = None, by: Actor | None = None, about: str = ""
+    ) -> int:
         """Forget one fact, or all of a kind; returns how many."""
-        values = {"kind": kind, "key": key}
-        return await self._writer.run(lambda tx: tx.run(_F["forget"], values).rowcount)
+
+        def write(tx: Tx) -> int:
+            forgotten: int = tx.run(_F["forget"], {"kind": kind, "key": key}).rowcount
+            if forgotten:
+                note(tx, by, f"{kind}.forgotten", about)
+            return forgotten
+
+        return await self._writer.run(write)
 
     async def all(self, kind: str) -> dict[str, tuple[bytes, int]]:
         """All facts of a kind that are not past their time."""

@@ -117,7 +117,9 @@ class ProviderDesk(Protocol):
     async def report(self) -> list[dict[str, Any]]:
         """Each provider with verdict, age, reason and the models that it refused to batch."""
 
-    async def forget(self, provider: str, models: Sequence[str] | None) -> int:
+    async def forget(
+        self, provider: str, models: Sequence[str] | None, by: Actor | None = None
+    ) -> int:
         """Forget refusals, of all models where None; returns how many. Raises ``NotFound``."""
 
 
@@ -514,7 +516,11 @@ class Facts(Protocol):
 
     async def put(self, kind: str, key: str, value: bytes, ttl_s: int | None = None) -> None: ...
 
-    async def forget(self, kind: str, key: str | None = None) -> int: ...
+    async def forget(
+        self, kind: str, key: str | None = None, by: Actor | None = None, about: str = ""
+    ) -> int:
+        """Forget one fact, or all of a kind; returns how many. What was known and is forgotten
+        ``by`` an ``Actor`` is in the audit trail, as ``kind.forgotten`` of the object ``about``."""
 
     async def all(self, kind: str) -> dict[str, tuple[bytes, int]]: ...
 

@@ -29,6 +29,7 @@ async def test_a_deed_that_cannot_be_told_is_not_done(tmp_path: Path) -> None:
         await store.keys.add(KEY)
         batch = await begin(store, Input(1))
         file = await upload(store, Input(1).pieces)
+        await store.facts.put("verdict", "m", b"no")
         with sqlite3.connect(tmp_path / "tidemill.db") as conn:
             conn.execute(
                 "CREATE TRIGGER audit_is_full BEFORE INSERT ON audit "
@@ -49,6 +50,7 @@ async def test_a_deed_that_cannot_be_told_is_not_done(tmp_path: Path) -> None:
             lambda: store.keys.add(key, BY),
             lambda: store.keys.change("key_1", limits=Limits(models=()), by=BY),
             lambda: store.keys.revoke("key_1", BY),
+            lambda: store.facts.forget("verdict", "m", BY, "up/m"),
         ]
         for deed in deeds:
             with pytest.raises(TidemillError):
@@ -56,6 +58,7 @@ async def test_a_deed_that_cannot_be_told_is_not_done(tmp_path: Path) -> None:
         assert await store.audit.page() == []
         assert await store.accounts.page("team") == [TEAM]
         assert await store.keys.page() == [KEY]
+        assert await store.facts.get("verdict", "m") is not None
         assert await fresh(store, batch) == batch
         files, _ = await store.files.page(OWNER, Page(limit=10))
         assert {one.id for one in files} == {file.id, batch.input_file_id}

@@ -9,6 +9,7 @@ import anyio
 import click
 
 from tidemill.cli import options
+from tidemill.cli.office import OPERATOR
 from tidemill.cli.screen import Failed, emit, say, table
 from tidemill.providers import parse
 from tidemill.settings import load
@@ -83,7 +84,8 @@ def forget(
 
     async def work() -> int:
         async with open_facts(Path(settings.storage_path)) as facts:
-            return await Eligibility(facts, ttl_days=1).forget(provider, models or None)
+            known = Eligibility(facts, ttl_days=1)
+            return await known.forget(provider, models or None, OPERATOR)
 
     forgotten = anyio.run(work)
     if as_json:

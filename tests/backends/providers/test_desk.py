@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import openai
 import pytest
 from click.testing import CliRunner
 from worlds.house import Open, line
@@ -68,3 +69,31 @@ async def test_forgetting_works_beside_a_running_server(
         assert "Forgot 1 refusal of up." in result.stderr
         file = await house.upload(line("a", model="echo"))
         assert file.model_extra["tidemill_execution"] == "provider"
+        [entry] = [e for e in await house.server.store.audit.page() if "forgotten" in e.action]
+        assert (entry.actor, entry.object) == ("cli", "up/echo")
+
+
+async def test_an_administrator_forgets_over_http(server: Open, world: ProviderWorld) -> None:
+    """One model or all; what was forgotten is in the trail, once, and nothing else is."""
+    world.set(models={"dep-41": {"batch": False}})
+    async with server(api_keys="a-key", admin_key="the-admin") as house:
+        house.client = house.client.with_options(api_key="a-key")
+        await house.until((await house.start(line("a", model="echo"))).id)
+        admin = house.client.with_options(api_key="the-admin")
+
+        async def forget(provider: str, **query: str) -> Any:
+            path = f"/providers/{provider}/refusals"
+            answer: Any = await admin.delete(path, cast_to=object, options={"params": query})
+            return answer["forgotten"]
+
+        with pytest.raises(openai.NotFoundError):
+            await forget("nobody")
+        assert [await forget("up", model=m) for m in ("other", "echo", "echo")] == [0, 1, 0]
+        file = await house.upload(line("a", model="echo"))
+        assert file.model_extra["tidemill_execution"] == "provider"
+        assert await forget("up") == 0
+        told = [e for e in await house.server.store.audit.page() if "forgotten" in e.action]
+        assert [(e.actor, e.action, e.object) for e in told] == [
+            ("env-admin", "eligibility.forgotten", "up/echo")
+        ]
+        assert told[0].request_id

@@ -58,7 +58,9 @@ async def test_what_an_actor_does_is_told_once(store: Store) -> None:
     await store.keys.add(KEY, BY)
     await store.keys.change("key_1", name="l", by=BY)
     assert await store.keys.change("key_9", name="x", by=BY) is None
+    await store.facts.put("verdict", "up\nm", b"no")
     for _ in range(2):
+        await store.facts.forget("verdict", "up\nm", BY, "up/m")
         await store.keys.revoke("key_1", BY)
         await store.accounts.close("team_1", BY)
         await store.keys.revoke("key_9", BY)
@@ -74,6 +76,7 @@ async def test_what_an_actor_does_is_told_once(store: Store) -> None:
         ("team.changed", "team_1", None),
         ("key.created", "key_1", "team_1"),
         ("key.changed", "key_1", "team_1"),
+        ("verdict.forgotten", "up/m", None),
         ("key.revoked", "key_1", "team_1"),
         ("team.closed", "team_1", None),
     ]
