@@ -147,6 +147,23 @@ def test_usage_is_there_while_the_server_runs(tidemill: Run, tmp_path: Path) -> 
         assert keys[0]["last_used_at"] is not None
 
 
+def test_check_says_what_a_file_costs_and_that_there_is_no_money(
+    tidemill: Run, tmp_path: Path
+) -> None:
+    """All of the report is shown, the verdict in it, and the exit code is 1."""
+    prices = tmp_path / "prices.json"
+    prices.write_text('{"models": {"local/echo": {"input": 1, "output": 2}}}', encoding="utf-8")
+    (tmp_path / "good.jsonl").write_bytes(jsonl([chat("a", "one two", max_tokens=10)]))
+    with Server(storage_path=tmp_path / "store", api_keys="a-first-key", prices=prices) as server:
+        store = ("--storage-path", tmp_path / "store")
+        secret = tidemill("keys", "add", "k", "--monthly-budget", "0.00001", *store).out.strip()
+        ran = tidemill("check", "good.jsonl", "--url", server.base_url, "--api-key", secret)
+    assert ran.code == 1
+    assert "echo\t1\t2\ttokenised\t10\t0.000023\t0.000023" in ran.out
+    assert "budget\tThe estimated cost of 0.000023 is more than what is left" in ran.out
+    assert "more than what is left of the monthly budget of this key" in ran.err
+
+
 def test_check_asks_the_server_that_it_is_for(tidemill: Run, live: Server, tmp_path: Path) -> None:
     """Placement and tokens of a good file; every problem of a bad one; nothing is kept."""
     at = ("--url", live.base_url)
@@ -156,6 +173,8 @@ def test_check_asks_the_server_that_it_is_for(tidemill: Run, live: Server, tmp_p
     assert good.code == 0
     assert "echo\t2\t3\ttokenised" in good.out
     assert "would run\there: " in good.out
+    for told in ("cost\tabout 0.00 USD", "at batch rate\t0.00", "budget\tenough", "done by\t"):
+        assert told in good.out
     assert (
         tidemill("check", "good.jsonl", "--json", *at).json()["placement"]["execution"] == "local"
     )

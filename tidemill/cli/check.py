@@ -18,6 +18,7 @@ from tidemill.jsonl import Checker
 from tidemill.settings import load
 from tidemill.types import FileFacts, Problem
 
+RATES = ("at batch rate", "at standard rate")
 BYTES_PER_TOKEN = 4
 """A rule of thumb for English text; only the model's own tokenizer knows."""
 
@@ -146,13 +147,13 @@ def _report(found: dict[str, Any]) -> None:
             ("endpoint", found["endpoint"]),
             ("would run", f"{where}: {reason}"),
             ("cost", f"about {cost['estimate']} {cost['currency']}"),
-            ("at batch rate", cost["batch"]),
-            ("at standard rate", cost["standard"]),
+            *zip(RATES, (cost["batch"], cost["standard"]), strict=True),
+            ("budget", "enough" if found["budget"]["ok"] else found["budget"]["message"]),
             ("done by", when(found["expected_finish_at"]) or "cannot be told"),
         ],
     )
     table(
-        ("model", "lines", "prompt tokens", "which are", "answer tokens at most"),
+        ("model", "lines", "prompt tokens", "which are", "answer tokens at most", *RATES),
         [
             (
                 one["model"],
@@ -160,10 +161,12 @@ def _report(found: dict[str, Any]) -> None:
                 one["input_tokens"],
                 one["input_tokens_are"],
                 one["output_tokens_at_most"],
+                one["cost_batch"],
+                one["cost_standard"],
             )
             for one in found["models"]
         ],
-        right="lines,prompt tokens,answer tokens at most",
+        right=",".join(("lines", "prompt tokens", "answer tokens at most", *RATES)),
     )
 
 
