@@ -169,7 +169,8 @@ class DuplicateActiveBatch(BadRequest):
 
 
 class BudgetExceeded(TidemillError):
-    """The key or its team is over its budget for this month."""
+    """The key, its team or its user is over its budget for this month, or what was asked for is
+    more than is left of it, or than the batch's ``max_cost``."""
 
     status = 402
     type = "insufficient_quota"

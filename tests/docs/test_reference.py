@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import re
@@ -10,11 +11,16 @@ from types import ModuleType
 from typing import get_type_hints
 
 import pytest
+from msgspec import structs
 
+from tidemill import access, reports
+from tidemill.backends import eligibility, settlement
 from tidemill.backends.inference import chat, completions, embeddings, local, plan, responses
 from tidemill.handlers import ADMIN, MIRRORS, ROUTES, admin
 from tidemill.jsonl import ERROR_CODES
+from tidemill.scheduler import lifecycle
 from tidemill.settings import rows
+from tidemill.types import Account, Grant, KeyRecord
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -68,6 +74,63 @@ def test_every_code_of_a_bad_file_is_in_the_reference() -> None:
     assert problems >= {"invalid_json_line", "duplicate_custom_id", "empty_file"}
     for code in problems | set(ERROR_CODES.values()):
         assert f"| `{code}` |" in text
+
+
+def test_every_code_of_a_line_that_never_ran_is_in_the_reference() -> None:
+    """Whether its batch was ended, its key was, or its money."""
+    text = (REFERENCE / "errors.md").read_text("utf-8").partition("## Failed lines")[2]
+    named = set(re.findall(r"`([a-z_]+)`", "".join(re.findall(r"(?m)^\| (`.*?) \|", text))))
+    team, user = (Account(kind=kind, id=kind, name="n", closed_at=1) for kind in ("team", "user"))
+    key = KeyRecord(id="k", name="k", owner="k", prefix="", digest="", created_at=1)
+    ended = [
+        Grant(key=structs.replace(key, revoked_at=1)),
+        Grant(key=structs.replace(key, expires_at=1)),
+        Grant(key=key, team=team),
+        Grant(key=key, user=user),
+    ]
+    codes = {trouble[0] for grant in ended if (trouble := access.trouble(grant, 2))}
+    for path in [*(ROOT / "backends").rglob("*.py"), *(ROOT / "scheduler").rglob("*.py")]:
+        codes |= _codes_without_a_status(ast.parse(path.read_text("utf-8")))
+    codes |= {code for _, code, _ in (*lifecycle._CLOSINGS.values(), *settlement.CLOSINGS.values())}
+    assert named == codes | {"context_length_exceeded", "batch_failed"}
+
+
+def _codes_without_a_status(tree: ast.AST) -> set[str]:
+    """Of refusals that end a line."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "Refusal":
+            given = {one.arg: one.value for one in node.keywords}
+            code = given.get("code")
+            if isinstance(code, ast.Constant) and not given.keys() & {"status_code", "retry"}:
+                found.add(str(code.value))
+    return found
+
+
+def test_every_deed_of_the_audit_trail_is_in_the_reference() -> None:
+    """What is noted in the store is named, and nothing else."""
+    text = (REFERENCE / "api.md").read_text("utf-8").partition("## M.")[2]
+    told = set(re.findall(r"`([a-z]+\.[a-z]+)`", text))
+    source = "".join(path.read_text("utf-8") for path in (ROOT / "storage").glob("*.py"))
+    noted = set(re.findall(r'note\(\s*tx,\s*[\w.]+,\s*f?"([^"]+)"', source))
+    assert "batch.created" in noted
+    accounts = ("team", "user")
+    gaps = {"{account.kind}": accounts, "{row['kind']}": accounts, "{kind}": (eligibility.KIND,)}
+    filled = {
+        deed.replace(gap, kind)
+        for deed in noted
+        for gap, kinds in gaps.items()
+        for kind in kinds
+        if gap in deed
+    }
+    assert told == {deed for deed in noted if "{" not in deed} | filled
+
+
+def test_everything_of_a_usage_report_is_in_the_reference() -> None:
+    """What sums are grouped by, and what is summed."""
+    text = (REFERENCE / "api.md").read_text("utf-8").partition("## M.")[2]
+    for name in (*reports.GROUPINGS, *reports.COLUMNS):
+        assert f"`{name}`" in text
 
 
 def test_every_command_is_in_the_reference_and_the_reverse() -> None:

@@ -78,6 +78,20 @@ async def test_many_lines_are_sampled(world: World) -> None:
     assert 200 <= model["input_tokens"] <= 210
 
 
+async def test_every_field_is_in_the_reference(world: World) -> None:
+    """Of a good file, and so of a bad one."""
+    page = Path(__file__).parents[2] / "docs" / "reference" / "api.md"
+    text = page.read_text("utf-8").partition("**Preflight**")[2].partition("**Usage**")[0]
+
+    def names(value: Any) -> set[str]:
+        if isinstance(value, dict):
+            return set(value).union(*map(names, value.values()))
+        return set().union(*map(names, value)) if isinstance(value, list) else set()
+
+    for name in names(await _ask(world, line())) - {"object"}:
+        assert f"`{name}`" in text
+
+
 async def test_all_problems_are_told_at_once(world: World) -> None:
     """As the upload would, but with 200: the question was answered."""
     found = await _ask(world, b'{"custom_id": 1}\n' + line("a", model="nobody") + line("b"))
