@@ -20,6 +20,7 @@ from tests.worlds.requests import chat, jsonl, rows, said
 from tests.worlds.server import Server
 from tidemill.cli import child
 from tidemill.cli.screen import program
+from tidemill.client import TidemillClient
 
 
 @pytest.fixture
@@ -236,6 +237,27 @@ def test_ctrl_c_says_how_to_go_on_and_resume_does(tmp_path: Path) -> None:
     )
     assert resumed.returncode == 0, resumed.stderr
     assert set(rows((tmp_path / "out.jsonl").read_bytes())) == {str(n) for n in range(20)}
+
+
+def test_after_kill_9_the_same_command_goes_on(tidemill: Run, tmp_path: Path) -> None:
+    """With the batch of the very same file, be another one as long; what had ended is run anew."""
+    data = jsonl(chat(str(n), f"!sleep 2 {n}" if n else "x") for n in range(8))
+    (tmp_path / "in.jsonl").write_bytes(data)
+    store = tmp_path / "store"
+    with Server(storage_path=store, batch_local_concurrency=1) as server:
+        with TidemillClient(server.base_url) as client:
+            mine, other = (
+                client.create_batch(client.upload_file(content)["id"])["id"]
+                for content in (data, data.replace(b'"x"', b'"y"'))
+            )
+            assert next(client.results(mine))
+        server.kill()
+    command = ("run", "in.jsonl", "-o", "out.jsonl", "--storage-path", store, "--engine", "echo")
+    first = tidemill(*command, "--json").json()["batch"]
+    assert first["id"] == mine
+    assert first["lines_rerun"] <= 1
+    assert set(rows((tmp_path / "out.jsonl").read_bytes())) == {str(n) for n in range(8)}
+    assert tidemill(*command, "--json").json()["batch"]["id"] not in (mine, other)
 
 
 def test_ctrl_c_leaves_a_batch_at_a_server_to_go_on(

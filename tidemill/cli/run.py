@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
@@ -39,6 +41,8 @@ _EMBEDDED = (
     "max_batch_file_bytes",
     "max_batch_requests",
 )
+
+_UNDER_WAY = ("validating", "in_progress", "finalizing")
 
 
 @click.command()
@@ -92,7 +96,8 @@ def run(
     Every line of INPUT.jsonl is answered and the answers are written to the output file.
 
     With --url (or $TIDEMILL_URL) the server there does it. Without, a server is started here for
-    the length of the run; its settings are those of 'tidemill serve'.
+    the length of the run; its settings are those of 'tidemill serve'. What a run of the same file
+    left unfinished in its store is gone on with.
     """
     if (input_path is None) == (resume is None):
         raise click.UsageError("Give an INPUT.jsonl, or --resume BATCH.")
@@ -101,12 +106,16 @@ def run(
     if errors is None:
         errors = _beside(output)
     _keep_apart(input_path, output, errors)
+    called_at = clock.now()
     with _server(url, api_key, config, flags) as (client, store):
         began = clock.monotonic()
+        if store is not None and input_path is not None:
+            resume = _unfinished(client, input_path, endpoint, called_at)
         batch_id = resume or _create(client, input_path, endpoint, as_json)
         with _explained(batch_id, _again(output, errors, config, flags), url, store):
             before = (0, 0) if resume is None else _done(client.get_batch(resume))
-            say(f"Batch {batch_id} at {client.root}")
+            on = "" if resume is None else f", which goes on: {before[0]} lines were done"
+            say(f"Batch {batch_id} at {client.root}{on}")
             with batch_bar(not as_json) as update:
                 batch = client.wait_for_batch(batch_id, poll_interval, on_poll=update)
             seconds = clock.monotonic() - began
@@ -202,6 +211,28 @@ def _create(client: TidemillClient, path: Path | None, endpoint: str | None, as_
         file = client.upload_file(path)
     batch = client.create_batch(file["id"], endpoint or _endpoint_of(path))
     return str(batch["id"])
+
+
+def _unfinished(
+    client: TidemillClient, path: Path, endpoint: str | None, called_at: int
+) -> str | None:
+    """The batch of this very file that a run left in the store, so that the same command goes on
+    with it; None: there is none. The server has gone on with it already, maybe to its end."""
+    wanted = endpoint or _endpoint_of(path)
+    for batch in client.list_batches(limit=100)["data"]:
+        left = (batch["completed_at"] or 0) > called_at or batch["status"] in _UNDER_WAY
+        if left and batch["endpoint"] == wanted and _is_file(client, batch, path):
+            return str(batch["id"])
+    return None
+
+
+def _is_file(client: TidemillClient, batch: dict[str, Any], path: Path) -> bool:
+    """True where the batch's input has the bytes of the file."""
+    if client.get_file(batch["input_file_id"])["bytes"] != path.stat().st_size:
+        return False
+    with TemporaryDirectory() as folder:
+        theirs = client.download_file(batch["input_file_id"], Path(folder) / "input")
+        return filecmp.cmp(theirs, path, shallow=False)
 
 
 def _endpoint_of(path: Path) -> str:
