@@ -253,7 +253,9 @@ def test_after_kill_9_the_same_command_goes_on(tidemill: Run, tmp_path: Path) ->
             assert next(client.results(mine))
         server.kill()
     command = ("run", "in.jsonl", "-o", "out.jsonl", "--storage-path", store, "--engine", "echo")
-    first = tidemill(*command, "--json").json()["batch"]
+    ran = tidemill(*command, "--json")
+    assert f"Batch {mine} goes on at http" in ran.err
+    first = ran.json()["batch"]
     assert first["id"] == mine
     assert first["lines_rerun"] <= 1
     assert set(rows((tmp_path / "out.jsonl").read_bytes())) == {str(n) for n in range(8)}

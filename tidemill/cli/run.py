@@ -114,8 +114,7 @@ def run(
         batch_id = resume or _create(client, input_path, endpoint, as_json)
         with _explained(batch_id, _again(output, errors, config, flags), url, store):
             before = (0, 0) if resume is None else _done(client.get_batch(resume))
-            on = "" if resume is None else f", which goes on: {before[0]} lines were done"
-            say(f"Batch {batch_id} at {client.root}{on}")
+            say(f"Batch {batch_id} {'at' if resume is None else 'goes on at'} {client.root}")
             with batch_bar(not as_json) as update:
                 batch = client.wait_for_batch(batch_id, poll_interval, on_poll=update)
             seconds = clock.monotonic() - began
