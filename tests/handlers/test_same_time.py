@@ -59,8 +59,8 @@ async def objects(world: World) -> dict[str, dict[str, str]]:
 async def test_a_foreign_object_is_looked_for_as_one_that_never_was(
     world: World, objects: dict[str, dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On every route of every mirror that names an object: the same statements run, and each finds
-    as many rows."""
+    """On every route of every mirror that names an object, and where a body does: the same
+    statements run, and each finds as many rows."""
     done: list[tuple[str, int]] = []
     run, one = Readers.run_here, Tx.one
 
@@ -93,6 +93,15 @@ async def test_a_foreign_object_is_looked_for_as_one_that_never_was(
                 assert answer.status_code == 404
                 work[whose] = list(done)
             assert work["theirs"] == work["never"], (method, path)
+            assert work["never"]
+        for path, status in (("/v1/batches", 400), ("/v1/batches/preflight", 404)):
+            for whose, ids in objects.items():
+                done.clear()
+                asked = {"input_file_id": ids["file_id"], "endpoint": "/v1/chat/completions"}
+                answer = await mine.client.post(path, json=asked)
+                assert answer.status_code == status
+                work[whose] = list(done)
+            assert work["theirs"] == work["never"], path
             assert work["never"]
 
 

@@ -42,6 +42,8 @@ async def test_ids_of_others_and_of_providers_are_404_and_nobody_is_asked(
                 client.files.delete(file),
                 client.batches.retrieve(what),
                 client.batches.cancel(what),
+                client.get(f"/batches/{what}/results", cast_to=object),
+                client.post("/batches/preflight", cast_to=object, body={"input_file_id": file}),
             ]
             for call in calls:
                 with pytest.raises(openai.NotFoundError):
