@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from tidemill import wire
+from tidemill.backends.refusals import without_credential
 from tidemill.backends.rewriting import renamed, usage_of
 from tidemill.errors import TidemillError
 from tidemill.types import Usage
@@ -19,6 +20,7 @@ class _Chunk(msgspec.Struct):
     usage: dict[str, Any] | None = None
     type: str | None = None
     response: dict[str, msgspec.Raw] | None = None
+    error: msgspec.Raw = msgspec.Raw()
 
 
 _chunk = msgspec.json.Decoder(_Chunk)
@@ -35,6 +37,8 @@ class Events:
         self._model = model
         self._wants_usage = wants_usage
         self._rest = b""
+        self.credentials: list[str] = []
+        """What the request carried, to be kept out of what goes wrong."""
         self.usage = Usage()
         """Of the whole answer, once the stream has said it."""
         self.passed = 0
@@ -70,9 +74,13 @@ class Events:
             if chunk.response is not None and "usage" in chunk.response:
                 self.usage = usage_of(msgspec.json.encode(chunk.response))
                 self.ended |= self.usage != Usage()
-            if self._model is None:
+            wrong = chunk.error or chunk.type == "error"
+            if self._model is None and not wrong:
                 return event + b"\n\n"
-            data = self._renamed(data, chunk)
+            if wrong:
+                data = wire.encode(without_credential(msgspec.json.decode(data), self.credentials))
+            if self._model is not None:
+                data = self._renamed(data, chunk)
         except msgspec.DecodeError:
             return event + b"\n\n"
         others = [line for line in lines if not line.startswith(b"data:")]

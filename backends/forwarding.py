@@ -13,14 +13,14 @@ from typing import IO, Any, TypeVar
 
 import msgspec
 
-from tidemill import clock
+from tidemill import clock, wire
 from tidemill.backends import refusals
 from tidemill.backends.dialects import Dialect
-from tidemill.backends.refusals import Failure, Meaning
+from tidemill.backends.refusals import Failure, Meaning, sent, without_credential
 from tidemill.backends.rewriting import Outbound
 from tidemill.lines import Splitter
 from tidemill.scheduler.retry import Gate
-from tidemill.types import BatchRecord, Lane, UpstreamBatch
+from tidemill.types import BatchRecord, Lane, Refusal, UpstreamBatch
 
 T = TypeVar("T")
 
@@ -54,7 +54,8 @@ def _object(raw: Any) -> dict[str, Any]:
             meaning=Meaning.TRANSIENT, message="The provider answered with something else."
         )
         raise ProviderFailed(failure)
-    return value
+    told: dict[str, Any] = without_credential(value, sent(raw.http_request.headers))
+    return told
 
 
 class Forwarding:
@@ -65,6 +66,7 @@ class Forwarding:
         self._client = dialect.client
         self._gate = gate
         self._patience_s = min(_PATIENCE_S, dialect.provider.timeout_s)
+        self._credentials: list[str] = []
 
     async def _told(self, call: Callable[[], Awaitable[T]]) -> T:
         """Make one call inside the gate, before batch lines and after interactive requests."""
@@ -176,11 +178,20 @@ class Forwarding:
         async with self._gate.enter(Lane.JOB):
             try:
                 async with self._client.files.with_streaming_response.content(file_id) as response:
+                    self._credentials = sent(response.http_request.headers)
                     async for piece in response.iter_bytes():
                         yield piece
             except Exception as exc:
                 raise self._failed(exc) from exc
             self._gate.succeeded()
+
+    def discreet(self, refusal: Refusal) -> Refusal:
+        """A refusal out of a file that was read, without the credential that read it."""
+        body = refusal.body
+        if body is not None and any(one.encode() in body for one in self._credentials):
+            body = wire.encode(without_credential(msgspec.json.decode(body), self._credentials))
+        message = without_credential(refusal.message, self._credentials)
+        return msgspec.structs.replace(refusal, message=message, body=body)
 
     def _failed(self, exc: Exception) -> ProviderFailed:
         failure = refusals.read(exc)

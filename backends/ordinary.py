@@ -150,6 +150,7 @@ class OrdinaryRoutes:
             async with self._gate.enter(lane):
                 try:
                     async with self._streaming(endpoint, theirs, fields) as response:
+                        events.credentials = refusals.sent(response.http_request.headers)
                         async for piece in response.iter_bytes():
                             for event in events.feed(piece):
                                 if booked is not None and events.ended and not told:

@@ -161,7 +161,7 @@ def _is_transport_error(exc: Exception) -> bool:
 
 
 def _read_status(exc: openai.APIStatusError) -> Failure:
-    status, body = exc.status_code, _without_credential(exc.body, _sent(exc.request.headers))
+    status, body = exc.status_code, without_credential(exc.body, sent(exc.request.headers))
     inner: Any = body.get("error", body) if isinstance(body, dict) else None
     inner = inner if isinstance(inner, dict) else {}
     message = _text(inner.get("message")) or _text(body) or f"The provider answered {status}."
@@ -190,22 +190,23 @@ def _read_status(exc: openai.APIStatusError) -> Failure:
 HIDDEN = "[credential]"
 
 
-def _sent(headers: Any) -> list[str]:
-    """The credentials that a request carried; some providers repeat them in their refusals."""
+def sent(headers: Any) -> list[str]:
+    """The credentials that a request with these headers carried; some providers repeat them in
+    their refusals."""
     values = (headers.get("authorization", "").partition(" ")[2], headers.get("api-key", ""))
     return [value for value in values if value]
 
 
-def _without_credential(value: Any, credentials: Sequence[str]) -> Any:
+def without_credential(value: Any, credentials: Sequence[str]) -> Any:
     """A provider's words without our credential, which is nobody's to read in an answer or log."""
     if isinstance(value, str):
         for credential in credentials:
             value = value.replace(credential, HIDDEN)
         return value
     if isinstance(value, dict):
-        return {name: _without_credential(item, credentials) for name, item in value.items()}
+        return {name: without_credential(item, credentials) for name, item in value.items()}
     if isinstance(value, list):
-        return [_without_credential(item, credentials) for item in value]
+        return [without_credential(item, credentials) for item in value]
     return value
 
 

@@ -235,6 +235,8 @@ class Settler:
         model = self._provider.models.get(ours)
         theirs = ours if model is None or model.batch is None else model.batch
         outcome = in_our_name(outcome, ours, theirs)
+        if isinstance(outcome, Refusal):
+            outcome = self._forwarding.discreet(outcome)
         answered = isinstance(outcome, Answer)
         earliest, latest = up.intended_at - _SKEW_S, clock.now()
         if earliest <= up.ended_at < latest:
