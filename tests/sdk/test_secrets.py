@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,6 +59,24 @@ def _parrot() -> Iterator[str]:
 
 def _written(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _commands(environ: dict[str, str], store: Path) -> list[str]:
+    """What the operator's commands print."""
+    at = ("--storage-path", str(store))
+    said = []
+    for words in (
+        ("settings",),
+        ("keys", "list", *at),
+        ("audit", *at),
+        ("usage", "--by", "key,batch", *at),
+    ):
+        for more in ((), ("--json",)):
+            command = [sys.executable, "-m", "tidemill", *words, *more]
+            ran = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+            assert ran.stdout
+            said.append(ran.stdout + ran.stderr)
+    return said
 
 
 @pytest.mark.parametrize("log_format", ["json", "console"])
@@ -120,15 +141,23 @@ def test_no_secret_is_written_or_said(tmp_path: Path, log_format: str) -> None:
                     )
                 body = {"messages": [{"role": "user", "content": "hi"}]}
                 for model in ("echo", "theirs", "nobody"):
-                    ask("POST", "/v1/chat/completions", key, json={"model": model, **body})
+                    for stream in (False, True):
+                        asked = {"model": model, "stream": stream, **body}
+                        ask("POST", "/v1/chat/completions", key, json=asked)
                 ask("POST", "/v1/chat/completions", key, content=b"{broken")
+                ask("POST", "/v1/batches/preflight", key, json={"input_file_id": file["id"]})
+                ask("GET", "/v1/usage?group_by=key,user,team", key)
+                ask("GET", "/v1/usage?group_by=key,batch&format=csv", key)
                 ask("GET", "/v1/files/file-unknown", key)
             for path in ("/v1/files", "/admin/v1/keys", f"/v1/files/{WRONG_KEY}"):
                 assert ask("GET", path, WRONG_KEY).status_code == 401
             ask("GET", "/admin/v1/keys", ADMIN_KEY)
             ask("GET", "/admin/v1/audit", ADMIN_KEY)
             ask("GET", "/v1/providers", ENV_KEY)
+            ask("PATCH", f"/admin/v1/keys/{made['id']}", ADMIN_KEY, json={"name": "l"})
+            ask("GET", "/admin/v1/usage?group_by=key", ADMIN_KEY)
             ask("DELETE", f"/admin/v1/keys/{made['id']}", ADMIN_KEY)
+            said += _commands({**os.environ, **server.env}, tmp_path / "store")
             for path in ("/metrics", "/health"):
                 said.append(client.get(path).text)
             while_running = _written(tmp_path)
