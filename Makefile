@@ -66,6 +66,7 @@ bench: $(VENV)/.test
 # llama.cpp's own server and benchmark are compiled once, from the source of llama-cpp-python.
 bench-engine: $(VENV)/.test
 	@$(BIN)/python bench/bench_engine_weights.py
+	@$(BIN)/python bench/bench_engine_attention.py
 	@$(BIN)/python bench/bench_engine_memory.py
 	@$(BIN)/python bench/bench_engine_lookup.py
 	@$(BIN)/python bench/bench_engine_beside.py

@@ -102,6 +102,7 @@ def p95(values: list[float]) -> float:
 def bare_loop(files: Weights, *, sequences: int, threads: int, reference: bool = False) -> float:
     """Generated tokens/s of the loop and its engine alone, over one block of requests.
     ``reference``: with the steps in Python."""
+    from tidemill.backends.llama import attention
     from tidemill.backends.llama.model import Model
     from tidemill.backends.llama.native_stepper import stepper_class
     from tidemill.backends.llama.sampling import Chooser
@@ -132,6 +133,7 @@ def bare_loop(files: Weights, *, sequences: int, threads: int, reference: bool =
     done = threading.Semaphore(0)
     weights = Model(files.path, 0, files.adapters)
     kind = Stepper if reference else stepper_class()[0]
+    attention.offer()
     context = 256 * -(-(PROMPT + ANSWER) // 256)
     stepper = kind(weights, slots=sequences, context=context, threads=threads, headroom=0)
     stepper.open()

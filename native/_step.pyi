@@ -8,6 +8,17 @@ def version() -> str:
 def sizes() -> dict[str, int]:
     """Bytes of the structs that cross the interface."""
 
+def offer_attention() -> str:
+    """
+    Let contexts that are made from now on compute attention here; why they cannot, or nothing.
+    """
+
+def share(beginnings: list[tuple[int, int]]) -> None:
+    """
+    (group, length) by sequence id of the context that computes next: how many first tokens are the
+    same in memory as those of others of the group; a group below 0 is none.
+    """
+
 class Choice:
     """How the next token of one sequence is chosen."""
 

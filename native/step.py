@@ -6,19 +6,20 @@ after the chunk's own and, while that is the next draft and not the end, one mor
 end, logprob, top); the token is -1 when the grammar allows none. It holds no GIL while it computes,
 so that other Python threads cost it nothing. It is there where llama-cpp-python was installed when
 this package was built; ``load`` says why it is not.
+
+``offer_attention()`` makes llama.cpp compute attention with this package's own code, in contexts
+that are made later in this process; it answers why that cannot be, or nothing.
+``share(beginnings)`` says what the sequences of the context that computes next have in common.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tidemill.native._step import Choice, Step
+from types import ModuleType
 
 
-def load(*, version: str, sizes: Mapping[str, int]) -> tuple[type[Step], type[Choice]]:
-    """The classes ``Step`` and ``Choice``.
+def load(*, version: str, sizes: Mapping[str, int]) -> ModuleType:
+    """The extension: ``Step``, ``Choice``, ``offer_attention`` and ``share``.
 
     Call it after importing ``llama_cpp``, so that one libllama is loaded, and pass that package's
     ``__version__`` and its structs' sizes by name (at least ``llama_context_params``). llama.cpp
@@ -40,4 +41,4 @@ def load(*, version: str, sizes: Mapping[str, int]) -> tuple[type[Step], type[Ch
                 f"{name} has {ours.get(name)} bytes in the native step"
                 f" and {sizes.get(name)} in llama-cpp-python: reinstall tidemill."
             )
-    return _step.Step, _step.Choice
+    return _step

@@ -12,7 +12,8 @@ The planner reads no clock, waits for nothing and knows no engine. Its rules, in
    has steps of its own, in turn with everybody else's.
 6. Nobody waits for a hole between the ids in use of a class: the highest one moves into it.
 7. Every sequence on an id gets one row; what is left of the prefill budget goes to prompts, by
-   lane, then arrival. The budget shrinks while somebody INTERACTIVE would feel a long step.
+   lane, then arrival. The budget shrinks while somebody INTERACTIVE would feel a long step, and
+   grows while nobody is there who could.
 8. In a hurry, a step with an INTERACTIVE prompt has rows of INTERACTIVE sequences only.
 9. Rows are sorted by sequence id.
 """
@@ -52,6 +53,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt rows of one step."""
     prefill_shared: int = 128
     """The same while an INTERACTIVE sequence decodes or waits."""
+    prefill_lines: int = 0
+    """The same while nobody INTERACTIVE is there, where such a step can be given up; 0:
+    ``prefill``."""
     headroom: int = 0
     """Ids of each class that lanes below INTERACTIVE leave free; at least one id stays theirs."""
     moves: int = 0
@@ -275,7 +279,8 @@ class _Ids:
 def _rows(live: dict[int, Candidate], limits: Limits, held_back: bool) -> tuple[Rows, ...]:
     interactive = [c for c in live.values() if c.lane is Lane.INTERACTIVE]
     shared = held_back or any(c.decoding for c in interactive)
-    budget = limits.prefill_shared if shared else limits.prefill
+    whole = limits.prefill if interactive else max(limits.prefill, limits.prefill_lines)
+    budget = limits.prefill_shared if shared else whole
     # An INTERACTIVE prompt may use the full budget; prompts behind it must not lengthen its step.
     behind = limits.prefill_shared if interactive else budget
 

@@ -132,6 +132,7 @@ def _spec(entry: Model, settings: Settings) -> EngineSpec:
         step_timeout_s=settings.step_timeout_seconds,
         weights=entry.weights or settings.weights,
         speculation=settings.speculation,
+        attention=settings.attention,
         adapters=entry.adapters,
     )
 

@@ -199,6 +199,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Literal["auto", "off"],
         _row("Compute ahead what an answer may copy from its prompt: where it pays, or never."),
     ] = "auto"
+    attention: Annotated[
+        Literal["auto", "llama.cpp"],
+        _row("Who computes attention on a CPU: code made for many sequences, or llama.cpp's."),
+    ] = "auto"
     deterministic: Annotated[
         bool, _row("Every answer is computed alone: the same text on every run, one at a time.")
     ] = False

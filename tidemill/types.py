@@ -836,6 +836,8 @@ class EngineSpec(Record, frozen=True, kw_only=True):
     """Added to every answer, in every context of the model."""
     speculation: Literal["auto", "off"] = "auto"
     """Whether tokens that an answer may copy are computed ahead where that pays."""
+    attention: Literal["auto", "llama.cpp"] = "auto"
+    """Whose code computes attention on a CPU; auto: this package's own, where it can."""
 
 
 class PoolStatus(Record, frozen=True, kw_only=True):

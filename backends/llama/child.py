@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tidemill import clock
+from tidemill.backends.llama import attention
 from tidemill.backends.llama import messages as m
 from tidemill.backends.llama.blackbox import Blackbox
 from tidemill.backends.llama.embedder import Embedder, Inputs
@@ -121,6 +122,8 @@ class Child:
         kind, why = stepper_class()
         if why is not None:
             say(f"Steps are computed in Python: {why}")
+        elif spec.attention == "auto" and not model.on_gpu and (whose := attention.offer()):
+            say(f"Attention is computed by llama.cpp itself: {whose}.")
         stepper = kind(
             model,
             slots=first.slots,

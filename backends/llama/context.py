@@ -7,6 +7,7 @@ from typing import Any
 
 from llama_cpp import llama_cpp as C
 
+from tidemill.backends.llama.attention import Beginnings, flash
 from tidemill.backends.llama.model import Model
 from tidemill.backends.llama.state import WORD, fitted
 from tidemill.errors import EngineUnavailable
@@ -33,6 +34,7 @@ class Context:
         self.handle: Any = None
         self._sources: set[int] = set()
         self._targets: set[int] = set()
+        self._beginnings = Beginnings(size.slots)
 
     def open(self) -> None:
         """Make the context; raises ``EngineUnavailable`` when it does not fit into memory."""
@@ -42,7 +44,7 @@ class Context:
         params.n_batch = self.rows
         params.n_ubatch = UBATCH
         params.n_threads = params.n_threads_batch = self._threads
-        params.flash_attn_type = C.LLAMA_FLASH_ATTN_TYPE_AUTO
+        params.flash_attn_type = flash()
         params.kv_unified = False
         params.no_perf = True
         self.handle = C.llama_init_from_model(self._model.handle, params)
@@ -52,6 +54,7 @@ class Context:
                 f"{self._size.context} tokens each; set fewer slots or a shorter context."
             )
         self._model.adapt(self.handle)
+        self._beginnings = Beginnings(self._size.slots)
         self.stepped()
         self._memory = C.llama_get_memory(self.handle)
         if not self._memory:
@@ -65,6 +68,10 @@ class Context:
             C.llama_free(self.handle)
             self.handle = None
 
+    def step(self) -> None:
+        """A step of this context is next."""
+        self._beginnings.share()
+
     def stepped(self) -> None:
         """A step of this context is over: it made the copies that were noted."""
         self._sources.clear()
@@ -73,6 +80,7 @@ class Context:
     def trim(self, seq: int, length: int) -> None:
         """Drop the memory of an id from position ``length`` on."""
         C.llama_memory_seq_rm(self._memory, seq - self.first, length, -1)
+        self._beginnings.cut(seq - self.first, max(0, length))
 
     def copy(self, source: int, to: int) -> bool:
         """Note a copy that stays on the device, of the whole part of the memory whatever is in it.
@@ -83,6 +91,11 @@ class Context:
         self._sources.add(source)
         self._targets.add(to)
         return True
+
+    def copied(self, source: int, to: int) -> None:
+        """``to`` has the state of ``source`` now."""
+        tokens = 1 + int(C.llama_memory_seq_pos_max(self._memory, source - self.first))
+        self._beginnings.copied(source - self.first, to - self.first, tokens)
 
     def state_size(self, seq: int) -> int:
         """Bytes of a sequence's state; 0 where it cannot be saved before the next step."""

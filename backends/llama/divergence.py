@@ -9,6 +9,7 @@ import numpy as np
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
+from tidemill.backends.llama.attention import flash
 from tidemill.backends.llama.model import Model
 from tidemill.errors import EngineUnavailable
 
@@ -50,6 +51,7 @@ def _log_probabilities(model: Model, tokens: list[int], threads: int) -> NDArray
     params = C.llama_context_default_params()
     params.n_ctx = params.n_batch = params.n_ubatch = len(tokens)
     params.n_threads = params.n_threads_batch = threads
+    params.flash_attn_type = flash()
     ctx = C.llama_init_from_model(model.handle, params)
     if not ctx:
         raise EngineUnavailable("llama.cpp cannot make a context of this model.")

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from llama_cpp import llama_cpp as C
 
+from tidemill.backends.llama.attention import flash
 from tidemill.backends.llama.model import Model
 from tidemill.errors import EngineUnavailable, TidemillError
 
@@ -132,6 +133,7 @@ class Embedder:
         params.n_seq_max = TOGETHER
         params.n_threads = params.n_threads_batch = self._threads
         params.embeddings = True
+        params.flash_attn_type = flash()
         params.pooling_type = pooling
         params.kv_unified = True
         params.no_perf = True

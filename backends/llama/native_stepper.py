@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
-import llama_cpp
-from llama_cpp import llama_cpp as C
-
 from tidemill.backends.llama.context import Context
+from tidemill.backends.llama.extension import extension
 from tidemill.backends.llama.model import Model
 from tidemill.backends.llama.sampling import Chooser, named_logprob
 from tidemill.backends.llama.stepper import Stepper
-from tidemill.native import step as native
 from tidemill.scheduler.steps import Chunk, Sampled
-
-_STRUCTS = ("llama_context_params", "llama_model_params", "llama_batch")
 
 
 def stepper_class() -> tuple[type[Stepper], str | None]:
     """The fastest stepper that works here, and why it is not the native one if it is not."""
-    sizes = {name: ctypes.sizeof(getattr(C, name)) for name in _STRUCTS}
     try:
-        NativeStepper.step_type, NativeStepper.choice_type = native.load(
-            version=llama_cpp.__version__, sizes=sizes
-        )
+        native = extension()
     except ImportError as exc:
         return Stepper, str(exc)
+    NativeStepper.step_type, NativeStepper.choice_type = native.Step, native.Choice
     return NativeStepper, None
 
 
 class NativeStepper(Stepper):
     """Chooses the same tokens as its base at equal schedules. ``stepper_class`` loads it."""
 
+    interruptible = True
     step_type: Any = None
     choice_type: Any = None
 

@@ -16,6 +16,9 @@ from tidemill.scheduler.plan import Limits, SlotClass
 from tidemill.scheduler.steps import Chunk, Observation, Sampled
 
 PREFILL = UBATCH
+LINES = 2 * UBATCH
+"""Prompt rows of a step that nobody INTERACTIVE has a part in: whole passes instead of one and a
+bit, for a step that is given up when somebody comes."""
 MOVES = 2
 """Sequences that a step may move to a lower id: each takes some milliseconds and saves a pass over
 the weights in every step from then on."""
@@ -23,6 +26,8 @@ the weights in every step from then on."""
 
 class Stepper:
     """A llama.cpp context for each class of sequence ids, and a batch. Used by one thread."""
+
+    interruptible = False
 
     def __init__(
         self,
@@ -38,19 +43,21 @@ class Stepper:
         self._model, self._threads = model, threads
         self.reuses = restriction(model) is None
         """False for a model whose memory of a sequence cannot be cut or moved."""
+        lines = LINES if self.interruptible and self.reuses and not model.on_gpu else PREFILL
         classes = (SlotClass(slots=slots, context=context), *longer)
         total = sum(one.slots for one in classes)
         self.limits = Limits(
             slots=total,
             split=classes,
-            rows=PREFILL + total,
+            rows=lines + total,
             prefill=PREFILL,
+            prefill_lines=lines,
             headroom=headroom,
             moves=MOVES if self.reuses else 0,
         )
         most = max(one.slots for one in classes)
         self._contexts = [
-            Context(model, one, first=ids[0], most=most, rows=PREFILL + one.slots, threads=threads)
+            Context(model, one, first=ids[0], most=most, rows=lines + one.slots, threads=threads)
             for one, ids in zip(classes, self.limits.ids, strict=True)
         ]
         self._batch = _Batch(self.limits.rows)
@@ -67,6 +74,7 @@ class Stepper:
         rows = sum(len(chunk.tokens) + len(chunk.drafts) for chunk in chunks)
         # llama.cpp asserts this, and its assertions end the process.
         assert 0 < rows <= context.rows, f"{rows} rows in a step of {context.rows}"
+        context.step()
         rc, sampled = self._run(context, chunks)
         context.stepped()
         if rc == 1:
@@ -103,7 +111,10 @@ class Stepper:
         if size > len(self._copied):
             self._copied = bytearray(size)
         state = memoryview(self._copied)[:size]
-        return size > 0 and here.save(source, state) > 0 and there.load(to, state)
+        came = size > 0 and here.save(source, state) > 0 and there.load(to, state)
+        if came and here is there:
+            here.copied(source, to)
+        return came
 
     def state_size(self, seq: int) -> int:
         """Bytes of a sequence's state; 0 where it cannot be saved, or not before the next step."""

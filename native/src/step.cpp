@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tidemill/choice.hpp"
+#include "tidemill/ggml_device.hpp"
 #include "tidemill/workers.hpp"
 
 namespace nb = nanobind;
@@ -172,6 +173,20 @@ NB_MODULE(_step, m) {
   m.doc() = "One step of llama.cpp without the GIL; use it through tidemill.native.step.";
   m.def("version", [] { return TIDEMILL_LLAMA_CPP; }, "The llama-cpp-python that this was built against.");
   m.def("sizes", &sizes, nb::sig("def sizes() -> dict[str, int]"), "Bytes of the structs that cross the interface.");
+
+  m.def("offer_attention", &offer_attention,
+        "Let contexts that are made from now on compute attention here; why they cannot, or nothing.");
+  m.def(
+      "share",
+      [](const std::vector<std::pair<std::int32_t, std::int32_t>>& all) {
+        std::vector<Beginning> beginnings;
+        beginnings.reserve(all.size());
+        for (const auto& [group, length] : all) beginnings.push_back({group, length});
+        share(std::move(beginnings));
+      },
+      "beginnings"_a, nb::sig("def share(beginnings: list[tuple[int, int]]) -> None"),
+      "(group, length) by sequence id of the context that computes next: how many first tokens are the\n"
+      "same in memory as those of others of the group; a group below 0 is none.");
 
   nb::class_<Choice>(m, "Choice", "How the next token of one sequence is chosen.")
       .def(

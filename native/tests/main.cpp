@@ -6,6 +6,7 @@ void hold_copies_back();
 void share_the_pool_between_threads();
 void drop_a_pool_with_a_copy_held_back();
 void share_a_loop();
+void attend_as_in_double_precision();
 
 int main() {
   walk_the_free_list();
@@ -14,6 +15,7 @@ int main() {
   share_the_pool_between_threads();
   drop_a_pool_with_a_copy_held_back();
   share_a_loop();
+  attend_as_in_double_precision();
   std::puts("ok");
   return 0;
 }

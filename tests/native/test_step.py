@@ -276,8 +276,8 @@ def test_other_python_threads_run_while_the_step_computes(model: Model) -> None:
 
 def test_a_libllama_of_another_shape_is_refused() -> None:
     """Version and struct sizes must be those that the step was built with."""
-    step, choice = native.load(version=llama_cpp.__version__, sizes=SIZES)
-    assert (step, choice) == (Step, Choice)
+    loaded = native.load(version=llama_cpp.__version__, sizes=SIZES)
+    assert (loaded.Step, loaded.Choice) == (Step, Choice)
     with pytest.raises(ImportError, match=r"0\.3\.36, 0\.3\.37 is installed"):
         native.load(version="0.3.37", sizes=SIZES)
     for sizes in ({}, {**SIZES, "llama_batch": 64}):

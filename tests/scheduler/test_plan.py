@@ -23,6 +23,7 @@ def scenes(draw: st.DrawFn) -> tuple[list[Candidate], Limits]:
         rows=slots + draw(st.integers(0, 600)),
         prefill=draw(st.integers(1, 600)),
         prefill_shared=draw(st.integers(1, 128)),
+        prefill_lines=draw(st.sampled_from([0, 600, 1200])),
         headroom=draw(st.integers(0, 14)),
         moves=draw(st.integers(0, 3)),
     )
@@ -265,11 +266,12 @@ def test_prompts_stay_within_their_budget(scene: tuple[list[Candidate], Limits])
     prompts = [r for r in step.rows if live[r.key].left > 1]
     floor = len(prompts)
     total = sum(r.count for r in prompts)
-    assert total <= max(floor, limits.prefill, limits.prefill_shared)
+    assert total <= max(floor, limits.prefill, limits.prefill_shared, limits.prefill_lines)
     talking = any(c.lane is Lane.INTERACTIVE and (c.decoding or c.alone) for c in live.values())
     if talking:
         assert total <= max(floor, limits.prefill_shared)
     if any(c.lane is Lane.INTERACTIVE for c in live.values()):
+        assert total <= max(floor, limits.prefill, limits.prefill_shared)
         lengthened = [
             r for r in prompts if r.count > 1 and live[r.key].lane is not Lane.INTERACTIVE
         ]
@@ -316,6 +318,16 @@ def test_an_interactive_prompt_uses_the_full_budget() -> None:
     line = Candidate(key=2, lane=Lane.BATCH, order=1, left=400, seq=0)
     rows = plan([chat, line], Limits(slots=4, rows=516)).rows
     assert [(r.key, r.count) for r in rows] == [(2, 1), (1, 400)]
+
+
+def test_lines_among_themselves_have_a_budget_of_their_own() -> None:
+    """Nobody feels their step, which is given up when somebody comes; from then on it is less."""
+    lines = [Candidate(key=k, lane=Lane.BATCH, order=k, left=700, seq=k) for k in (0, 1)]
+    limits = Limits(slots=4, rows=1028, prefill_lines=1024)
+    assert [r.count for r in plan(lines, limits).rows] == [700, 324]
+    chat = Candidate(key=9, lane=Lane.INTERACTIVE, order=9, left=200, seq=2)
+    rows = plan([*lines, chat], limits).rows
+    assert [r.count for r in rows] == [1, 1, 200]
 
 
 def test_a_full_engine_makes_way_for_interactive() -> None:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from tidemill.backends.llama import grammar, native_stepper
+from tidemill.backends.llama import extension, grammar
 from tidemill.backends.llama.grammar import Grammar
 from tidemill.backends.llama.model import Model
 from tidemill.backends.llama.native_stepper import NativeStepper, stepper_class
@@ -118,7 +118,7 @@ def test_without_the_extension_steps_are_computed_in_python(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And the reason is one sentence for the log."""
-    monkeypatch.setattr(native_stepper.llama_cpp, "__version__", "0.0.1")
+    monkeypatch.setattr(extension.llama_cpp, "__version__", "0.0.1")
     kind, why = stepper_class()
     assert kind is Stepper
     assert why is not None

@@ -1,0 +1,223 @@
+"""Attention by this package's own code: what it computes, and what sequences have in common."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from llama_cpp import llama_cpp as C
+
+from tidemill.backends.llama import attention, context
+from tidemill.backends.llama.attention import Beginnings
+from tidemill.backends.llama.extension import extension
+from tidemill.backends.llama.model import Model, silence
+from tidemill.backends.llama.native_stepper import stepper_class
+from tidemill.backends.llama.sampling import Chooser
+from tidemill.backends.llama.weights import resolve
+from tidemill.scheduler.steps import Chunk, Sampled
+from tidemill.types import Sampling
+
+pytestmark = pytest.mark.llama
+
+IDS = 6
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Model]:
+    """The weights, loaded into this process."""
+    silence(4)
+    model = Model(resolve("smollm2"), 0)
+    yield model
+    model.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def offered() -> None:
+    """Contexts of this module compute attention with this package's code."""
+    assert attention.offer() is None
+
+
+def claim(monkeypatch: pytest.MonkeyPatch, beginnings: list[tuple[int, int]]) -> None:
+    """From now on every step is told this."""
+    tell = extension().share
+    monkeypatch.setattr(attention, "_share", [lambda _: tell(beginnings)])
+
+
+def test_a_copy_has_what_its_source_had() -> None:
+    """Both as far as the source went when it was copied, however far they go from there."""
+    beginnings = Beginnings(4)
+    beginnings.copied(0, 1, 100)
+    assert beginnings.of(0) == beginnings.of(1) != beginnings.of(2)
+    assert beginnings.of(1)[1] == 100
+    beginnings.cut(1, 70)
+    beginnings.cut(1, 80)
+    assert (beginnings.of(0)[1], beginnings.of(1)[1]) == (100, 70)
+
+
+def test_a_copy_of_a_copy_has_no_more_than_that() -> None:
+    """A group is one beginning: what two of it have beyond that is not told."""
+    beginnings = Beginnings(4)
+    beginnings.copied(0, 1, 100)
+    beginnings.cut(1, 60)
+    beginnings.copied(1, 2, 90)
+    assert beginnings.of(2) == (beginnings.of(0)[0], 60)
+    beginnings.copied(0, 3, 40)
+    assert beginnings.of(3) == (beginnings.of(0)[0], 40)
+
+
+def test_what_is_forgotten_is_not_shared() -> None:
+    """And whoever is left alone begins a new group with the next copy."""
+    beginnings = Beginnings(4)
+    beginnings.copied(0, 1, 100)
+    old = beginnings.of(0)[0]
+    beginnings.cut(0, 0)
+    assert beginnings.of(0)[0] < 0
+    beginnings.copied(1, 2, 130)
+    assert beginnings.of(1) == beginnings.of(2)
+    assert beginnings.of(2)[0] != old
+    assert beginnings.of(2)[1] == 130
+
+
+def scores(sampled: Sampled) -> dict[bytes, float]:
+    """Log probabilities of the likeliest tokens."""
+    assert sampled.logprob is not None
+    return {bytes(t[2]) if t[2] is not None else b"": t[1] for t in sampled.logprob.top}
+
+
+def apart(one: list[Sampled], other: list[Sampled]) -> float:
+    """Mean difference of log probabilities of what both think likely, in nats. Activations are
+    rounded to eight bits on the way, so that another order of sums shows in the second digit."""
+    differences = [
+        abs(ours[token] - theirs[token])
+        for a, b in zip(one, other, strict=True)
+        if not (a.end or b.end)
+        for ours, theirs in [(scores(a), scores(b))]
+        for token in sorted(ours.keys() & theirs.keys(), key=ours.__getitem__)[-5:]
+    ]
+    assert differences
+    return sum(differences) / len(differences)
+
+
+def walk(model: Model, seed: int) -> tuple[list[Sampled], int]:
+    """A random life of some sequences: prompts, copies, cuts, drafts, states that are put
+    aside. What was computed, and in how many steps sequences had something in common."""
+    chance = random.Random(seed)
+    kind, _ = stepper_class()
+    stepper = kind(model, slots=IDS, context=512, threads=1, headroom=0)
+    stepper.open()
+    chooser = Chooser(model, Sampling(), logprobs=20)
+    length = dict.fromkeys(range(IDS), 0)
+    text = model.tokenize(
+        "The mill by the sea turns twice a day, when the tide comes and when it goes. " * 20,
+        special=True, parse=False,
+    )  # fmt: skip
+    computed: list[Sampled] = []
+    shared = 0
+    for _ in range(60):
+        free = [seq for seq in length if not length[seq]]
+        used = [seq for seq in length if length[seq]]
+        does = chance.choice(["prompt", "copy", "cut", "step", "step", "drafts", "park", "forget"])
+        if does == "prompt" and free:
+            seq, n = free[0], chance.randrange(40, 120)
+            at = chance.randrange(100)
+            stepper.step([Chunk(key=seq, seq=seq, start=0, tokens=text[at : at + n], chooser=None)])
+            length[seq] = n
+        elif does == "copy" and free and used:
+            source, to = chance.choice(used), free[0]
+            assert stepper.copy(source, to)
+            length[to] = chance.randrange(length[source] // 2, length[source]) + 1
+            stepper.trim(to, length[to])
+        elif does == "cut" and used:
+            seq = chance.choice(used)
+            length[seq] -= min(length[seq] - 1, chance.randrange(20))
+            stepper.trim(seq, length[seq])
+        elif does == "park" and used and free:
+            seq, to = chance.choice(used), free[0]
+            state = bytearray(stepper.state_size(seq))
+            stepper.save(seq, memoryview(state))
+            stepper.forget(seq)
+            assert stepper.load(to, memoryview(state))
+            length[to], length[seq] = length[seq], 0
+        elif does == "forget" and len(used) > 3:
+            stepper.forget(used[0])
+            length[used[0]] = 0
+        elif does in ("step", "drafts") and used:
+            n = 4 if does == "drafts" else 1
+            groups = [stepper._contexts[0]._beginnings.of(seq) for seq in used]
+            long = [group for group, tokens in groups if group >= 0 and tokens >= 32]
+            shared += len(long) > len(set(long))
+            chunks = [
+                Chunk(
+                    key=seq, seq=seq, start=length[seq], chooser=chooser,
+                    tokens=[text[(7 * seq + length[seq] + i) % len(text)] for i in range(n)],
+                )
+                for seq in used
+            ]  # fmt: skip
+            seen = stepper.step(chunks)
+            assert seen.fate == "done"
+            for seq in used:
+                computed += seen.sampled[seq]
+                length[seq] += n
+    stepper.close()
+    chooser.close()
+    return computed, shared
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_what_sequences_have_in_common_changes_nothing(
+    model: Model, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Read once for all or once for each: the same, however the sequences came to it."""
+    told, shared = walk(model, seed)
+    assert shared >= 5
+    claim(monkeypatch, [])
+    untold, _ = walk(model, seed)
+    assert apart(told, untold) < 0.06
+
+
+def test_a_false_claim_would_be_seen(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the claims reach the computation, and the test above can fail."""
+    honest, _ = walk(model, 1)
+    claim(monkeypatch, [(0, 30_000)] * IDS)
+    assert walk(model, 1)[0]  # longer than anybody sees: passed over, and nothing breaks
+    claim(monkeypatch, [(0, 40)] * IDS)
+    lied, _ = walk(model, 1)
+    assert apart(honest, lied) > 0.15
+
+
+def test_it_computes_what_llama_cpp_computes(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its attention in separate operations, compared to the rounding of activations."""
+    ours, _ = walk(model, 4)
+    monkeypatch.setattr(context, "flash", lambda: C.LLAMA_FLASH_ATTN_TYPE_DISABLED)
+    theirs, _ = walk(model, 4)
+    assert apart(ours, theirs) < 0.15
+
+
+def test_several_threads_compute_what_one_computes() -> None:
+    """The same to rounding; in processes of their own, since ggml keeps its threads."""
+    code = (
+        "import sys; from tidemill.backends.llama import attention;"
+        "from tidemill.backends.llama.model import Model, silence;"
+        "from tidemill.backends.llama.native_stepper import stepper_class;"
+        "from tidemill.backends.llama.sampling import Chooser;"
+        "from tidemill.backends.llama.weights import resolve;"
+        "from tidemill.scheduler.steps import Chunk; from tidemill.types import Sampling;"
+        "silence(4); assert attention.offer() is None; m = Model(resolve('smollm2'), 0);"
+        "s = stepper_class()[0](m, slots=3, context=256, threads=int(sys.argv[1]), headroom=0);"
+        "s.open(); c = Chooser(m, Sampling(), logprobs=1);"
+        "seen = s.step([Chunk(key=k, seq=k, start=0, tokens=list(range(500 + k, 560 + k)),"
+        " chooser=c) for k in range(3)]);"
+        "print(*(v[0].logprob.logprob for v in seen.sampled.values()))"
+    )
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", code, str(threads)], capture_output=True, text=True, check=True
+        ).stdout.split()
+        for threads in (1, 3)
+    ]
+    one, three = ([float(x) for x in numbers] for numbers in said)
+    assert len(one) == 3
+    assert three == pytest.approx(one, abs=0.2)
