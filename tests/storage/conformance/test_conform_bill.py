@@ -37,7 +37,7 @@ from tidemill.types import (
 # One micro-unit a token: costs are token counts.
 PRICES = prices.parse({"models": {"local/m": {"input": 1, "output": 1}}})
 MOST = 100
-"""What each line holds; it uses no more."""
+"""What each line holds; a line that is longer than it looked uses up to twice as much."""
 BUDGETS = {"key_a": 250, "key_b": 400, "key_c": None}
 TEAM_BUDGET = 500
 OVER = Refusal(code="budget_exceeded", message="no")
@@ -56,7 +56,8 @@ opened = st.tuples(
     st.sampled_from([None, None, 120, 220]),
 )
 leased = st.tuples(st.just("lease"), st.integers(0, 3), st.integers(1, 4))
-answered = st.tuples(st.just("answer"), st.integers(0, 5), st.integers(1, MOST), st.booleans())
+used = st.one_of(st.integers(1, MOST), st.integers(1, MOST), st.integers(MOST + 1, 2 * MOST))
+answered = st.tuples(st.just("answer"), st.integers(0, 5), used, st.booleans())
 relet = st.tuples(st.just("relet"), st.integers(0, 5), st.integers(1, MOST))
 others = (
     st.tuples(st.just("fail"), st.integers(0, 5)),
@@ -77,6 +78,12 @@ steps = st.builds(
 )
 
 
+def _scopes(one: Lease) -> tuple[str, ...]:
+    """Whose limits a line counts against."""
+    team = () if one.key_id == "key_c" else ("team_1",)
+    return (one.batch_id, one.key_id or "", *team)
+
+
 @dataclass
 class Bill:
     """A store, what was done to it, and what must be true of it."""
@@ -94,6 +101,10 @@ class Bill:
     """Interactive requests in flight: key and reservation, of ``MOST`` each."""
     lenient: int = 0
     """What the last request that was let in may have passed a budget by."""
+    slots: Counter[str] = field(default_factory=Counter)
+    """Per batch, key and team: lines in flight when the last one started."""
+    excess: Counter[str] = field(default_factory=Counter)
+    """Per batch, key and team: what lines have used beyond what they held, since then."""
 
     async def step(self, name: str, *arguments: Any) -> None:
         await getattr(self, name)(*arguments)
@@ -115,6 +126,9 @@ class Bill:
             turn = await self.store.budgets.hold(one, MOST)
             if turn == "held":
                 self.flight.append(one)
+                for scope in _scopes(one):
+                    self.slots[scope] = sum(scope in _scopes(other) for other in self.flight)
+                    self.excess[scope] = 0
             elif turn == "wait":
                 await self.store.lines.release([one], spend=False)
             else:
@@ -130,6 +144,8 @@ class Bill:
         ended = settlement(one, Answer(body=b"{}", usage=Usage(output=tokens)))
         await self.store.lines.settle([ended, ended] if twice else [ended])
         self.tokens[one.batch_id] += tokens
+        for scope in _scopes(one):
+            self.excess[scope] += max(tokens - MOST, 0)
 
     async def fail(self, which: int) -> None:
         if self.flight:
@@ -251,7 +267,7 @@ class Bill:
             batch = await fresh(self.store, known)
             assert batch.cost == booked[batch.id] == batch.usage.output
             if batch.max_cost is not None:
-                assert batch.cost <= batch.max_cost
+                assert batch.cost <= batch.max_cost + self.excess[batch.id]
             if batch.status not in TERMINAL:
                 assert batch.held == max(self.reserved[batch.id] - batch.cost, 0)
             else:
@@ -261,12 +277,15 @@ class Bill:
             held[batch.key_id or ""] += max(batch.held, in_flight)
         for key, _ in self.requests:
             held[key] += MOST
+        for scope, excess in self.excess.items():
+            assert excess <= MOST * self.slots[scope]
         for key, budget in BUDGETS.items():
             for purse in await self.store.budgets.purses(key):
                 assert purse.spent == spent[purse.id], purse
                 limit = purse.limits.monthly_budget
                 if limit is not None:
-                    assert purse.spent + purse.committed <= limit + self.lenient, purse
+                    over = self.lenient + self.excess[purse.id]
+                    assert purse.spent + purse.committed <= limit + over, purse
                 if purse.kind == "key":
                     assert purse.committed == held[key]
                     assert purse.limits.monthly_budget == budget
@@ -313,7 +332,7 @@ def test_the_bill_is_right_whatever_happens(
     factory: Factory, schedule: list[tuple[Any, ...]]
 ) -> None:
     """After every step: usage rows equal what lines and requests report, no line is booked twice;
-    while they use no more than they hold, caps are not crossed, and budgets by no more than one
-    request; at the end nothing is reserved."""
+    caps and budgets are passed by no more than what each line in flight used beyond what it held,
+    and budgets by one request; at the end nothing is reserved."""
     with tempfile.TemporaryDirectory(prefix="tidemill-bill-") as folder:
         anyio.run(_run, partial(factory, Path(folder) / "store", Hand(), PRICES), schedule)
