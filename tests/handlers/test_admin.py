@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.handlers.principals import key, seen_by
+from tests.handlers.principals import account, key, seen_by
 from tests.handlers.world import Open, World, line
+from tidemill.reports import COLUMNS, GROUPINGS
+from tidemill.types import Limits
 
 pytestmark = pytest.mark.anyio
 
@@ -241,6 +243,37 @@ class TestUsage:
             await mine.client.post("/v1/chat/completions", json=CHAT)
         async with seen_by(admin, other) as mine:
             assert (await _ok(await mine.client.get("/v1/usage")))["data"] == []
+
+    @pytest.mark.parametrize("by", [*GROUPINGS, "day,model,team,batch", ",".join(GROUPINGS)])
+    async def test_every_grouping_comes_in_both_formats(self, admin: World, by: str) -> None:
+        """The owner's own and everybody's; the sums are those of the requests."""
+        team = await account(admin, "team", "lab", Limits())
+        user = await account(admin, "user", "ada", Limits())
+        secret, record = await key(admin, team=team, user=user)
+        async with seen_by(admin, secret) as mine:
+            batch = await mine.create(line("a", "one two") + line("b", "three"))
+            await mine.finished(batch["id"])
+            for client, path in ((mine.client, "/v1/usage"), (admin.client, "/admin/v1/usage")):
+                asked = {"group_by": by}
+                [row] = (await _ok(await client.get(path, params=asked)))["data"]
+                sheet = await client.get(path, params={**asked, "format": "csv"})
+                [read] = csv.DictReader(io.StringIO(sheet.text))
+                assert list(read) == list(row)
+                assert read == {name: "" if v is None else str(v) for name, v in row.items()}
+                assert (row["requests"], row["input_tokens"], row["cost"]) == (2, 3, "0.000006")
+                known = {
+                    "model": "echo",
+                    "team": team.id,
+                    "user": user.id,
+                    "key": record.id,
+                    "batch": batch["id"],
+                    "provider": None,
+                    "execution": "local",
+                    "tier": "standard",
+                }
+                for name in by.split(","):
+                    assert row[name] == known.get(name, row[name])
+                assert len(row) == len(by.split(",")) + len(COLUMNS)
 
     async def test_usage_comes_as_csv(self, admin: World) -> None:
         """The same rows, for a spreadsheet."""

@@ -319,13 +319,17 @@ async def _sent(world: World, data: bytes) -> httpx.Response:
 
 
 class TestMoney:
+    @pytest.mark.parametrize("whose", ["key", "team", "user"])
     async def test_who_is_over_budget_gets_402(
-        self, open_world: Open, priced: dict[str, str]
+        self, open_world: Open, priced: dict[str, str], whose: str
     ) -> None:
-        """Create and interactive requests alike; the SDK is told not to repeat."""
+        """Create and interactive requests alike, whose budget it is; the SDK is told not to
+        repeat."""
         async with open_world(**priced) as world:
-            team = await account(world, "team", "t", Limits(monthly_budget=1))
-            secret, _ = await key(world, team=team)
+            budget = {whose: Limits(monthly_budget=1)}
+            team = await account(world, "team", "t", budget.get("team", Limits()))
+            user = await account(world, "user", "u", budget.get("user", Limits()))
+            secret, _ = await key(world, team=team, user=user, limits=budget.get("key", Limits()))
             async with seen_by(world, secret) as mine:
                 file = await mine.upload()
                 first = await mine.client.post("/v1/chat/completions", json=CHAT)
@@ -342,6 +346,7 @@ class TestMoney:
                     ),
                 ):
                     assert _code(answer) == (402, "budget_exceeded")
+                    assert f"budget of this {whose} is used up" in answer.text
                     assert answer.headers["x-should-retry"] == "false"
                 assert (await mine.client.get("/v1/batches")).json()["data"] == []
 
