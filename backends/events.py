@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from tidemill import wire
-from tidemill.backends.refusals import without_credential
 from tidemill.backends.rewriting import renamed, usage_of
+from tidemill.backends.words import without_credential
 from tidemill.errors import TidemillError
 from tidemill.types import Usage
 

@@ -16,8 +16,9 @@ import msgspec
 from tidemill import clock, wire
 from tidemill.backends import refusals
 from tidemill.backends.dialects import Dialect
-from tidemill.backends.refusals import Failure, Meaning, sent, without_credential
+from tidemill.backends.refusals import Failure, Meaning
 from tidemill.backends.rewriting import Outbound
+from tidemill.backends.words import sent, without_credential
 from tidemill.lines import Splitter
 from tidemill.scheduler.retry import Gate
 from tidemill.types import BatchRecord, Lane, Refusal, UpstreamBatch
@@ -54,8 +55,9 @@ def _object(raw: Any) -> dict[str, Any]:
             meaning=Meaning.TRANSIENT, message="The provider answered with something else."
         )
         raise ProviderFailed(failure)
-    told: dict[str, Any] = without_credential(value, sent(raw.http_request.headers))
-    return told
+    if "errors" in value:  # its only words; ids may look like anything
+        value["errors"] = without_credential(value["errors"], sent(raw.http_request.headers))
+    return value
 
 
 class Forwarding:

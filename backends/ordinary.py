@@ -19,6 +19,7 @@ from tidemill.backends.dialects import Dialect
 from tidemill.backends.events import Events, broken
 from tidemill.backends.refusals import Failure, Meaning
 from tidemill.backends.rewriting import body_defaults, in_our_words, renamed, usage_of
+from tidemill.backends.words import sent
 from tidemill.errors import BadRequest, ModelNotFound, RequestRefused, TidemillError, refusal
 from tidemill.scheduler.retry import Gate
 from tidemill.types import Answer, BatchParams, Lane, ModelCard, Outcome, Refusal, Usage, Waiting
@@ -150,7 +151,7 @@ class OrdinaryRoutes:
             async with self._gate.enter(lane):
                 try:
                     async with self._streaming(endpoint, theirs, fields) as response:
-                        events.credentials = refusals.sent(response.http_request.headers)
+                        events.credentials = sent(response.http_request.headers)
                         async for piece in response.iter_bytes():
                             for event in events.feed(piece):
                                 if booked is not None and events.ended and not told:

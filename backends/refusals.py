@@ -14,6 +14,7 @@ from typing import Any
 import openai
 
 from tidemill import clock
+from tidemill.backends.words import sent, without_credential
 from tidemill.errors import ProviderRefused, ProviderUnavailable, TidemillError
 from tidemill.types import Problem, Record
 
@@ -185,29 +186,6 @@ def _read_status(exc: openai.APIStatusError) -> Failure:
         retry_after_s=_retry_after(exc.response.headers),
         problems=problems,
     )
-
-
-HIDDEN = "[credential]"
-
-
-def sent(headers: Any) -> list[str]:
-    """The credentials that a request with these headers carried; some providers repeat them in
-    their refusals."""
-    values = (headers.get("authorization", "").partition(" ")[2], headers.get("api-key", ""))
-    return [value for value in values if value]
-
-
-def without_credential(value: Any, credentials: Sequence[str]) -> Any:
-    """A provider's words without our credential, which is nobody's to read in an answer or log."""
-    if isinstance(value, str):
-        for credential in credentials:
-            value = value.replace(credential, HIDDEN)
-        return value
-    if isinstance(value, dict):
-        return {name: without_credential(item, credentials) for name, item in value.items()}
-    if isinstance(value, list):
-        return [without_credential(item, credentials) for item in value]
-    return value
 
 
 def _meaning_of_status(

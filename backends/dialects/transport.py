@@ -13,6 +13,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import openai
 
+from tidemill.backends.words import NO_KEY
 from tidemill.errors import ProviderUnavailable, SettingsError
 from tidemill.providers import Provider, forbidden_address
 
@@ -112,9 +113,9 @@ def timeout(provider: Provider) -> openai.Timeout:
 
 
 def key_of(provider: Provider, environ: Mapping[str, str]) -> str:
-    """The provider's key out of the environment; ``-`` for one that needs none."""
+    """The provider's key out of the environment; ``NO_KEY`` for one that needs none."""
     if not provider.api_key_env:
-        return "-"
+        return NO_KEY
     key = environ.get(provider.api_key_env, "").strip()
     if not key:
         raise SettingsError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 
+import pytest
 from openai import OpenAI
 
 from tests.worlds.server import Server
@@ -16,23 +17,23 @@ def _line(custom_id: str) -> bytes:
     return json.dumps(line).encode() + b"\n"
 
 
-def test_a_batch_runs_through_two_servers() -> None:
-    """The front forwards, the back runs; ids and model names are each server's own."""
-    with Server(api_keys="back-key") as back:
+@pytest.mark.parametrize("key", ["back-key", ""])
+def test_a_batch_runs_through_two_servers(key: str) -> None:
+    """The front forwards, the back runs; ids and model names are each server's own. Also where the
+    back asks for no key."""
+    with Server(api_keys=key) as back:
         table = {
             "name": "back",
             "kind": "tidemill",
             "base_url": f"{back.base_url}/v1",
-            "api_key_env": "BACK_KEY",
+            "api_key_env": "BACK_KEY" if key else "",
             "models": {"ours": "echo"},
         }
         providers = json.dumps([table])
         with (
-            Server(
-                env={"BACK_KEY": "back-key"}, providers=providers, provider_refresh_s=0
-            ) as front,
+            Server(env={"BACK_KEY": key}, providers=providers, provider_refresh_s=0) as front,
             OpenAI(base_url=f"{front.base_url}/v1", api_key="-") as client,
-            OpenAI(base_url=f"{back.base_url}/v1", api_key="back-key") as behind,
+            OpenAI(base_url=f"{back.base_url}/v1", api_key=key or "-") as behind,
         ):
             content = b"".join(_line(f"line-{no}") for no in range(50))
             file = client.files.create(file=("in.jsonl", content), purpose="batch")
