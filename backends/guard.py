@@ -41,7 +41,8 @@ _CLOSING = Refusal(
 
 
 class GuardedExecutor:
-    """An ``Executor`` around another one. ``where`` says at which provider a model runs."""
+    """An ``Executor`` around another one. ``where`` says at which provider a model runs;
+    ``max_answer`` is the server's limit where neither line nor batch has one, 0: none."""
 
     def __init__(
         self,
@@ -51,12 +52,14 @@ class GuardedExecutor:
         *,
         prices: Catalogue,
         where: Callable[[str], str],
+        max_answer: int = 0,
     ) -> None:
         self._inner = inner
         self._accounts = accounts
         self._budgets = budgets
         self._prices = prices
         self._where = where
+        self._max_answer = max_answer
         self._grants: OrderedDict[str, tuple[float, Grant | None]] = OrderedDict()
         self._stopped: OrderedDict[int, None] = OrderedDict()
 
@@ -79,7 +82,9 @@ class GuardedExecutor:
             return _OVER
         grant = None if lease.key_id is None else await self._grant(lease.key_id)
         if grant is not None or lease.capped:
-            model, usage = estimates.of_line(lease.line, lease.endpoint, lease.params)
+            model, usage = estimates.of_line(
+                lease.line, lease.endpoint, lease.params, unsaid=self._max_answer
+            )
             where = self._where(model)
             if grant is not None and (refusal := _withheld(grant, model, where)):
                 return refusal

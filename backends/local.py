@@ -47,6 +47,7 @@ class LocalBackend:
         knows: Callable[[str], bool],
         max_bytes: int,
         max_lines: int,
+        max_answer: int = 0,
         place: Place | None = None,
     ) -> None:
         self._store = store
@@ -54,6 +55,7 @@ class LocalBackend:
         self._knows = knows
         self._max_bytes = max_bytes
         self._max_lines = max_lines
+        self._max_answer = max_answer
         self._place = place
 
     async def accept(self, upload: Upload) -> FileRecord:
@@ -68,7 +70,8 @@ class LocalBackend:
 
     async def examine(self, upload: Upload) -> Examination:
         """Check an upload and place it, as ``accept`` does, and keep nothing."""
-        checker, tally = self._checker(upload), Tally(None, sample=SAMPLE)
+        checker = self._checker(upload)
+        tally = Tally(None, unsaid=self._max_answer, sample=SAMPLE)
         size = 0
         async for piece in upload.body:
             size += len(piece)

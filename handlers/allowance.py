@@ -55,7 +55,8 @@ class Purchase:
         """Micro-units; None: no budget applies."""
         self._reservation: int | None = None
         if any(one.monthly_budget is not None for one in who.limits):
-            asked, usage = estimates.of_body(raw, endpoint)
+            unsaid = given.settings.max_decoding_length
+            asked, usage = estimates.of_body(raw, endpoint, unsaid=unsaid)
             asked = model or asked
             rate = given.prices.quote(asked, execution=given.inference.where(asked)).rate
             self._amount = 0 if rate.free else rate.cost(usage)

@@ -15,7 +15,7 @@ async def demand_of(
     given: Services, file: FileRecord, endpoint: str, params: BatchParams
 ) -> dict[str, Demand]:
     """What the lines of a stored file ask for, by model."""
-    tally = Tally(endpoint, params)
+    tally = Tally(endpoint, params, unsaid=given.settings.max_decoding_length)
     async for piece in given.store.files.read(file):
         tally.feed(piece)
     return tally.finish()

@@ -104,6 +104,7 @@ async def running(settings: Settings) -> AsyncGenerator[Server]:
                 store.budgets,
                 prices=catalogue,
                 where=inference.where,
+                max_answer=settings.max_decoding_length,
             )
 
             def knows(model: str) -> bool:
@@ -132,6 +133,7 @@ async def running(settings: Settings) -> AsyncGenerator[Server]:
                 knows=knows,
                 max_bytes=settings.max_batch_file_bytes,
                 max_lines=settings.max_batch_requests,
+                max_answer=settings.max_decoding_length,
                 place=partial(providers.place, here=inference),
             )
             remote = providers.open_backends(local)

@@ -14,7 +14,7 @@ from tidemill.types import BatchParams, FileFacts, Record, Usage
 from tidemill.wire import canonical_endpoint
 
 DEFAULT_OUTPUT = 512
-"""Output tokens of a request that sets no limit."""
+"""Output tokens of a request that nobody limits: neither itself, nor its batch, nor its server."""
 
 _MOST_OUTPUT = 2**40
 """Nobody means more, and its cost still fits 64 bits at any price."""
@@ -44,8 +44,12 @@ _wanted = msgspec.json.Decoder(Wanted)
 _line = msgspec.json.Decoder(_Line)
 
 
-def of_body(body: bytes, endpoint: str, params: BatchParams | None = None) -> tuple[str, Usage]:
+def of_body(
+    body: bytes, endpoint: str, params: BatchParams | None = None, *, unsaid: int = 0
+) -> tuple[str, Usage]:
     """Model and estimated usage of a request body; the model is empty where none can be read.
+
+    ``unsaid``: the server's limit of an answer that has no other; 0: it has none.
 
     >>> of_body(b'{"model": "m", "max_tokens": 5, "n": 2}', "/v1/chat/completions")[1].output
     10
@@ -55,7 +59,7 @@ def of_body(body: bytes, endpoint: str, params: BatchParams | None = None) -> tu
     except (ValueError, RecursionError):
         return "", Usage()
     model = wanted.model if isinstance(wanted.model, str) else ""
-    fallback = DEFAULT_OUTPUT
+    fallback = unsaid or DEFAULT_OUTPUT
     if params is not None and params.max_decoding_length is not None:
         fallback = params.max_decoding_length
     limits = (wanted.max_completion_tokens, wanted.max_output_tokens, wanted.max_tokens)
@@ -69,7 +73,7 @@ def of_body(body: bytes, endpoint: str, params: BatchParams | None = None) -> tu
 
 
 def of_line(
-    line: bytes, endpoint: str | None, params: BatchParams | None = None
+    line: bytes, endpoint: str | None, params: BatchParams | None = None, *, unsaid: int = 0
 ) -> tuple[str, Usage]:
     """The same for a line of an input file; without an endpoint the line's own url counts."""
     try:
@@ -78,7 +82,7 @@ def of_line(
         return "", Usage()
     if endpoint is None:
         endpoint = canonical_endpoint(found.url) or "" if isinstance(found.url, str) else ""
-    return of_body(bytes(found.body), endpoint, params)
+    return of_body(bytes(found.body), endpoint, params, unsaid=unsaid)
 
 
 def body_of(line: bytes) -> bytes:
@@ -129,9 +133,14 @@ class Tally:
     """Adds up an input file by model as it passes by; keeps the first ``sample`` bodies of each."""
 
     def __init__(
-        self, endpoint: str | None, params: BatchParams | None = None, *, sample: int = 0
+        self,
+        endpoint: str | None,
+        params: BatchParams | None = None,
+        *,
+        unsaid: int = 0,
+        sample: int = 0,
     ) -> None:
-        self._endpoint, self._params = endpoint, params
+        self._endpoint, self._params, self._unsaid = endpoint, params, unsaid
         self._sample = sample
         self.samples: dict[str, list[bytes]] = {}
         self._splitter = Splitter()
@@ -151,7 +160,7 @@ class Tally:
 
     def _add(self, texts: list[Text]) -> None:
         for text in texts:
-            model, usage = of_line(text.data, self._endpoint, self._params)
+            model, usage = of_line(text.data, self._endpoint, self._params, unsaid=self._unsaid)
             sums = self._sums.setdefault(model, [0, 0, 0])
             sums[0] += 1
             sums[1] += usage.input

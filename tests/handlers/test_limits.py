@@ -428,6 +428,42 @@ class TestMoney:
                 used = ended["usage"]["total_tokens"]
                 assert round(float(ended["tidemill_cost"]["amount"]) * 10**6) == used
 
+    @pytest.mark.parametrize("most", [2, 600])
+    async def test_the_servers_limit_of_an_answer_is_what_it_may_cost(
+        self, open_world: Open, priced: dict[str, str], most: int
+    ) -> None:
+        """Where neither request nor batch has one: in a preflight, a reservation, a line's hold
+        and that of an interactive request."""
+        async with open_world(**priced, max_decoding_length=most) as world:
+            secret, record = await key(world, limits=Limits(monthly_budget=10**6))
+            async with seen_by(world, secret) as mine:
+                data = line("a", "!wait go")
+                told = await mine.client.post(
+                    "/v1/batches/preflight",
+                    data={"purpose": "batch"},
+                    files={"file": ("in.jsonl", data)},
+                )
+                assert told.json()["models"][0]["output_tokens_at_most"] == most
+                prompt = -(-len(json.dumps(json.loads(data)["body"])) // 4)
+                batch = await mine.create(data, hold="estimate")
+                held = float(batch["tidemill_cost"]["held"])
+                assert round(held * 10**6) == prompt + most + 1
+                await mine.client.post(f"/v1/batches/{batch['id']}/cancel")
+                world.engine.gate("go").set()
+                await mine.finished(batch["id"])
+                for cap, completed in ((prompt + most, 1), (prompt + most - 1, 0)):
+                    made = await mine.create(data, max_cost=f"{cap / 10**6:.6f}")
+                    counts = (await mine.finished(made["id"]))["request_counts"]
+                    assert counts["completed"] == completed
+                async with anyio.create_task_group() as tasks:
+                    raw = json.dumps(json.loads(line("a", "!wait more"))["body"]).encode()
+                    tasks.start_soon(lambda: mine.client.post("/v1/chat/completions", content=raw))
+                    while not world.engine.status().active:
+                        await anyio.lowlevel.checkpoint()
+                    [purse] = await world.services.store.budgets.purses(record.id)
+                    assert purse.committed == most + -(-len(raw) // 4)
+                    world.engine.gate("more").set()
+
     @pytest.mark.parametrize(
         ("field", "value"),
         [("max_cost", -1), ("max_cost", "much"), ("max_cost", True), ("hold", "all"), ("hold", 1)],

@@ -62,6 +62,20 @@ def test_each_prompt_of_a_completion_is_answered(
     assert one[1].output == 7
 
 
+def test_output_that_nothing_else_limits_is_what_the_server_allows() -> None:
+    """The request and its batch know better."""
+    given = BatchParams(max_decoding_length=5)
+    for body, params, output in (
+        (b"{}", None, 40),
+        (b"{}", given, 5),
+        (b'{"max_tokens":7}', None, 7),
+    ):
+        assert of_body(body, CHAT, params, unsaid=40)[1].output == output
+    tally = Tally(CHAT, unsaid=40)
+    tally.feed(b'{"body":{"model":"m"}}')
+    assert tally.finish()["m"].usage.output == 40
+
+
 def test_embeddings_have_no_output() -> None:
     """Only their input counts."""
     assert of_body(b'{"model": "m", "max_tokens": 5}', "/v1/embeddings")[1].output == 0
