@@ -67,6 +67,24 @@ async def test_a_deed_that_cannot_be_told_is_not_done(tmp_path: Path) -> None:
         await store.close()
 
 
+async def test_an_entry_stays_as_it_was_written(tmp_path: Path) -> None:
+    """Whoever has the database open can neither change nor remove it."""
+    store = open_store(tmp_path, clock=Hand(), tidy=False)
+    await store.start()
+    try:
+        await store.keys.add(KEY, BY)
+        before = await store.audit.page()
+        assert len(before) == 1
+        with sqlite3.connect(tmp_path / "tidemill.db") as conn:
+            for deed in ("DELETE FROM audit", "UPDATE audit SET actor = 'nobody'"):
+                with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+                    conn.execute(deed)
+        conn.close()
+        assert await store.audit.page() == before
+    finally:
+        await store.close()
+
+
 async def _create(store: SqliteStore) -> None:
     draft = await store.files.draft(NewFile(owner=OWNER, filename="new.jsonl", by=BY))
     await draft.append(b"x")

@@ -104,6 +104,27 @@ async def test_a_settled_line_is_booked_at_its_price(store: Store) -> None:
         assert (await _purse(store, kind)).spent == 3 * LINE
 
 
+async def test_a_new_price_changes_no_old_row(
+    store: Store, factory: Factory, tmp_path: Path, clock: Hand
+) -> None:
+    """Lines that are settled after it, of the same batch too, are booked at the new one."""
+    batch = await begin(store, Input(2))
+    [one] = await lease(store, batch, 1)
+    await store.lines.settle([settlement(one)])
+    [old] = await store.ledger.usage("ada", 0, 2**40)
+    await store.close()
+    dearer = prices.parse({"version": "v2", "models": {"local/m": {"input": 100, "output": 200}}})
+    again = factory(tmp_path / "store", clock, dearer)
+    await again.start()
+    ended = await finish(again, batch)
+    first, second = await again.ledger.usage("ada", 0, 2**40)
+    assert first == old
+    assert (first.cost, second.cost) == (LINE, dearer.cost(ANSWER.usage, "m"))
+    assert (first.price, second.price) == (PRICES.version, dearer.version)
+    assert ended.cost == first.cost + second.cost == (await _purse(again, "team")).spent
+    await again.close()
+
+
 async def test_a_late_or_double_settlement_is_not_charged(store: Store) -> None:
     """A line is paid for once, however often it is reported."""
     batch = await begin(store, Input(1))
