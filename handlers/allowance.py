@@ -123,7 +123,8 @@ async def upload(given: Services, who: Principal, size: int = 1) -> Room:
 
 
 def batch(given: Services, who: Principal, file: FileRecord) -> None:
-    """Whether a key may still use the models of a file. Raises ``Forbidden``.
+    """Whether a key may still use the models of a file, and open another batch now. Raises
+    ``Forbidden`` and ``RateLimited``.
 
     It could when the file came, but a key may be narrowed in between.
     """
@@ -132,6 +133,13 @@ def batch(given: Services, who: Principal, file: FileRecord) -> None:
         where = placement.provider or given.inference.where(model)
         if not access.permits(who.limits, model, where):
             raise _not_permitted(model)
+    late = given.pace.batch(who.owner, given.settings.batches_per_hour, clock.monotonic())
+    if late is not None:
+        raise RateLimited(
+            f"Rate limit reached: {late.limit} batches per hour. Please try again in "
+            f"{late.wait_s:.1f}s.",
+            retry_after_s=late.wait_s,
+        )
 
 
 def _not_permitted(model: str) -> Forbidden:

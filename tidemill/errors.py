@@ -198,8 +198,9 @@ class StorageQuotaExceeded(TidemillError):
 
 
 class RateLimited(TidemillError):
-    """This key, team or user has sent its requests or tokens of this minute; ``Retry-After`` says
-    when to come again. Batch lines do not count."""
+    """This key, team or user has sent its requests or tokens of this minute, or its owner has
+    created its batches of this hour; ``Retry-After`` says when to come again. Batch lines do not
+    count."""
 
     status = 429
     type = "rate_limit_error"

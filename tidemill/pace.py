@@ -1,6 +1,6 @@
-"""Requests and tokens per minute, for interactive traffic.
+"""Requests and tokens per minute, for interactive traffic, and batches per hour.
 
-One bucket per key, team or user and per kind: it holds what a minute allows and fills evenly. A
+One bucket per key, team or user and per kind: it holds what its time allows and fills evenly. A
 request takes one from the first and, once it is answered, its tokens from the second. The second
 may go below zero, because nobody knows beforehand how many tokens an answer has; the next request
 then waits for it. Each server counts for itself.
@@ -15,10 +15,11 @@ from typing import Literal
 from tidemill.types import Limits, Record
 
 MINUTE_S = 60.0
+HOUR_S = 3_600.0
 _MOST = 65_536
-"""Buckets that are remembered; a forgotten one is full, as one is after a minute of rest."""
+"""Buckets that are remembered; a forgotten one is full, as one is after its time of rest."""
 
-What = Literal["request", "token"]
+What = Literal["request", "token", "batch"]
 
 
 class Late(Record, frozen=True, kw_only=True):
@@ -50,6 +51,16 @@ class Pace:
                 self._take(id, "request", one.requests_per_minute, 1, now)
         return None
 
+    def batch(self, owner: str, limit: int, now: float) -> Late | None:
+        """Take one of an owner's batches of an hour, or say how long to wait. 0: no limit."""
+        if limit == 0:
+            return None
+        missing = 1.0 - self._level(owner, "batch", limit, now)
+        if missing > 0:
+            return Late(what="batch", limit=limit, wait_s=missing * HOUR_S / limit)
+        self._take(owner, "batch", limit, 1, now)
+        return None
+
     def charge(self, limits: Sequence[tuple[str, Limits]], tokens: int, now: float) -> None:
         """Take the tokens of an answered request."""
         for id, one in limits:
@@ -58,13 +69,17 @@ class Pace:
 
     def _level(self, id: str, what: What, limit: int, now: float) -> float:
         level, at = self._buckets.get((id, what), (float(limit), now))
-        return min(float(limit), level + (now - at) * limit / MINUTE_S)
+        return min(float(limit), level + (now - at) * limit / _time_s(what))
 
     def _take(self, id: str, what: What, limit: int, amount: int, now: float) -> None:
         self._buckets[id, what] = (self._level(id, what, limit, now) - amount, now)
         self._buckets.move_to_end((id, what))
         while len(self._buckets) > _MOST:
             self._buckets.popitem(last=False)
+
+
+def _time_s(what: What) -> float:
+    return HOUR_S if what == "batch" else MINUTE_S
 
 
 def _rates(limits: Limits) -> list[tuple[What, int]]:

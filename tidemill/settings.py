@@ -115,6 +115,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_line_attempts: Annotated[
         int, _row("Runs of one line before its failure is final.", ge=1)
     ] = 3
+    batches_per_hour: Annotated[
+        int, _row("Batches that an owner may create in an hour; 0 = any number.", ge=0)
+    ] = 2_000
     window_seconds: Annotated[
         int, _row("How long the completion window 24h lasts here.", unit="s", ge=1)
     ] = 86_400

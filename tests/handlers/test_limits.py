@@ -33,6 +33,26 @@ def _code(answer: object) -> tuple[int, str | None]:
     return answer.status_code, answer.json()["error"]["code"]  # type: ignore[attr-defined]
 
 
+async def test_an_owner_creates_so_many_batches_in_an_hour(open_world: Open) -> None:
+    """The next one is told when to come again, and leaves nothing; others have an hour of their
+    own."""
+    async with open_world(batches_per_hour=2) as world:
+        secret, _ = await key(world)
+        other, _ = await key(world)
+        async with seen_by(world, secret) as mine, seen_by(world, other) as theirs:
+            made = {(await mine.create(line(f"x{n}")))["id"] for n in range(2)}
+            file = await mine.upload(line("y"))
+            asked = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
+            late = await mine.client.post(
+                "/v1/batches", json={"input_file_id": file["id"], **asked}
+            )
+            assert _code(late) == (429, "rate_limit_exceeded")
+            assert 1 <= int(late.headers["retry-after"]) <= 1_800
+            listed = (await mine.client.get("/v1/batches")).json()["data"]
+            assert {batch["id"] for batch in listed} == made
+            await theirs.create(line("z"))
+
+
 class TestModels:
     async def test_a_line_of_a_model_that_is_not_permitted_fails_the_upload(
         self, world: World

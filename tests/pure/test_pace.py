@@ -38,6 +38,19 @@ def test_who_waits_as_told_is_let_in(limit: int, asked: int) -> None:
     assert asked <= limit
 
 
+def test_an_hour_has_so_many_batches_of_an_owner() -> None:
+    """They come back evenly, each owner has its own, and 0 is no limit."""
+    pace = Pace()
+    assert [pace.batch("a", 3, 0.0) for _ in range(3)] == [None, None, None]
+    late = pace.batch("a", 3, 0.0)
+    assert late is not None
+    assert (late.what, late.limit, late.wait_s) == ("batch", 3, 1_200.0)
+    assert pace.batch("b", 3, 0.0) is None
+    assert pace.batch("a", 3, 1_199.0) is not None
+    assert pace.batch("a", 3, 1_201.0) is None
+    assert all(pace.batch("c", 0, 0.0) is None for _ in range(5_000))
+
+
 def test_tokens_are_taken_once_they_are_known() -> None:
     """An answer may overdraw the minute; the next request waits until it is paid back."""
     pace, limits = Pace(), [("key", Limits(tokens_per_minute=60))]
