@@ -12,6 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 from tidemill import access, clock, estimates
+from tidemill.budgets import Turn
 from tidemill.errors import Forbidden
 from tidemill.ports import Accounts, Budgets, Executor
 from tidemill.prices import Catalogue
@@ -77,37 +78,37 @@ class GuardedExecutor:
         self._inner.waits(lines)
 
     async def execute(self, lease: Lease) -> Outcome:
-        """The line's answer, or why it did not run."""
-        if lease.batch_seq in self._stopped:
-            return _OVER
-        grant = None if lease.key_id is None else await self._grant(lease.key_id)
-        if grant is not None or lease.capped:
-            model, usage = estimates.of_line(
-                lease.line, lease.endpoint, lease.params, unsaid=self._max_answer
-            )
-            where = self._where(model)
-            if grant is not None and (refusal := _withheld(grant, model, where)):
-                return refusal
-            if lease.capped or (grant is not None and _budgeted(grant)):
-                rate = self._prices.quote(model, execution=where).rate
-                if not rate.free and (no := await self._refused(lease, rate.cost(usage))):
-                    return no
-        return await self._inner.execute(lease)
-
-    async def _refused(self, lease: Lease, amount: int) -> Refusal | None:
-        """Hold what the line may cost; or why it cannot start, whatever else ends."""
+        """The line's answer, or why it did not run. All is asked again after each wait for money,
+        which can take as long as other lines do."""
         while lease.batch_seq not in self._stopped:
             since = self._budgets.turn
-            turn = await self._budgets.hold(lease, amount)
+            grant = None if lease.key_id is None else await self._grant(lease.key_id)
+            turn = await self._turn(lease, grant)
+            if isinstance(turn, Refusal):
+                return turn
             if turn == "held":
-                return None
-            if turn == "closing":
-                return _CLOSING
+                return await self._inner.execute(lease)
             if turn == "over":
                 _remember(self._stopped, lease.batch_seq, None)
             else:
                 await self._budgets.freed(since)
         return _OVER
+
+    async def _turn(self, lease: Lease, grant: Grant | None) -> Turn | Refusal:
+        """Whether a line may run now; what it may cost is then held."""
+        if grant is None and not lease.capped:
+            return "held"
+        model, usage = estimates.of_line(
+            lease.line, lease.endpoint, lease.params, unsaid=self._max_answer
+        )
+        where = self._where(model)
+        if grant is not None and (refusal := _withheld(grant, model, where)):
+            return refusal
+        rate = self._prices.quote(model, execution=where).rate
+        if rate.free or not (lease.capped or (grant is not None and _budgeted(grant))):
+            return "held"
+        turn = await self._budgets.hold(lease, rate.cost(usage))
+        return _CLOSING if turn == "closing" else turn
 
     async def _grant(self, key_id: str) -> Grant | None:
         now = clock.monotonic()

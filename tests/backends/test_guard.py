@@ -221,6 +221,42 @@ async def test_a_line_that_waits_does_not_start_in_a_closing_batch(
     assert inner.ran == ["c1"]
 
 
+async def test_a_line_that_waited_for_money_is_asked_about_its_key_again(
+    store: Store, guarded: GuardedExecutor, inner: Inner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was revoked meanwhile; that there is money now does not matter."""
+    await store.keys.change("key_1", limits=Limits(monthly_budget=150))
+    batch = await _batch(store, 2)
+    inner.output = 0
+    inner.open = anyio.Event()
+    codes: dict[str, str | None] = {}
+    waits, freed = anyio.Event(), store.budgets.freed
+
+    async def waiting(since: int) -> None:
+        waits.set()
+        await freed(since)
+
+    monkeypatch.setattr(store.budgets, "freed", waiting)
+
+    async def run(one: Lease) -> None:
+        outcome = await guarded.execute(one)
+        codes[one.custom_id] = _code(outcome)
+        await _settle(store, one, outcome)
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            first, second = await lease(store, batch)
+            tasks.start_soon(run, first)
+            while not inner.ran:
+                await anyio.lowlevel.checkpoint()
+            tasks.start_soon(run, second)
+            await waits.wait()
+            await store.keys.revoke("key_1")
+            inner.open.set()
+    assert codes == {"c1": None, "c2": "key_revoked"}
+    assert inner.ran == ["c1"]
+
+
 async def test_a_budget_is_used_to_its_last_unit(
     store: Store, guarded: GuardedExecutor, inner: Inner
 ) -> None:
