@@ -14,10 +14,15 @@ import structlog
 
 from tidemill import clock
 from tidemill.backends.eligibility import MIXED, Eligibility
-from tidemill.backends.refusals import Meaning, meaning_of_problems, named_models
-from tidemill.backends.rewriting import in_our_words
+from tidemill.backends.refusals import (
+    Meaning,
+    in_our_names,
+    meaning_of_problems,
+    named_models,
+)
 from tidemill.backends.settlement import Incomplete, Settler
 from tidemill.backends.upstreams import Upstreams
+from tidemill.backends.words import in_our_words
 from tidemill.ports import Store
 from tidemill.scheduler.states import CANCELLABLE
 from tidemill.types import (
@@ -98,37 +103,33 @@ class Ending:
     async def _end(self, batch: BatchRecord, up: UpstreamBatch, stopped: Refusal | None) -> None:
         if up.status != "cancelled" or batch.status not in CANCELLABLE:
             stopped = None
+        meaning = meaning_of_problems(up.problems) if up.status == "failed" else None
+        await self.learn(batch, up, meaning, up.problems)
         up = msgspec.structs.replace(
-            up,
-            problems=tuple(
-                msgspec.structs.replace(problem, message=self.ours(problem.message))
-                for problem in up.problems
-            ),
+            up, problems=in_our_names(up.problems, await self.names(batch, up))
         )
-        if up.status == "failed":
-            meaning = meaning_of_problems(up.problems)
-            await self.learn(batch, meaning, up.problems)
-            if (
-                batch.placement.fallback
-                and batch.status in CANCELLABLE
-                and meaning is not None
-                and self.reruns(meaning)
-            ):
-                if self._here.fits(batch.total):
-                    await self.run_here(batch, up, up.problems[0].message)
-                    return
-                too_large = Problem(
-                    code="capacity_exceeded",
-                    message=f"Nor can its {batch.total} lines wait here. Split the file.",
-                )
-                up = msgspec.structs.replace(up, problems=(*up.problems, too_large))
+        if (
+            meaning is not None
+            and self.reruns(meaning)
+            and batch.placement.fallback
+            and batch.status in CANCELLABLE
+        ):
+            if self._here.fits(batch.total):
+                await self.run_here(batch, up, up.problems[0].message)
+                return
+            too_large = Problem(
+                code="capacity_exceeded",
+                message=f"Nor can its {batch.total} lines wait here. Split the file.",
+            )
+            up = msgspec.structs.replace(up, problems=(*up.problems, too_large))
         final = up.tries >= TRIES
         fails_whole = up.status == "failed" and not (up.output_id or up.error_id)
         if not (fails_whole and batch.status in CANCELLABLE):
             batch = await self._settler.begin(batch, up, stopped=stopped is not None)
             models = await self._settler.add_lines(batch)
+            ids = await self._upstreams.ids(batch, up)
             answered = await self._settler.rows(
-                batch, up, models, unrun=stopped is None, final=final
+                batch, up, models, ids=ids, unrun=stopped is None, final=final
             )
             batch = await self._fresh(batch)
             left = batch.total - batch.completed - batch.failed
@@ -148,7 +149,8 @@ class Ending:
         models = await self._settler.add_lines(batch)
         validating = frozenset({BatchStatus.VALIDATING})
         await self._store.batches.move(batch.seq, validating, BatchStatus.IN_PROGRESS)
-        await self._settler.rows(batch, up, models, unrun=False, final=up.tries >= TRIES)
+        ids = await self._upstreams.ids(batch, up)
+        await self._settler.rows(batch, up, models, ids=ids, unrun=False, final=up.tries >= TRIES)
         placement = Placement(reason=f"{self.name} refused it: {why}")
         await self._store.batches.place(batch.seq, placement)
         await self._upstreams.settled(up)
@@ -163,14 +165,21 @@ class Ending:
         return meaning in (Meaning.MODEL, Meaning.MIXED)
 
     async def learn(
-        self, batch: BatchRecord, meaning: Meaning | None, problems: Sequence[Problem]
+        self,
+        batch: BatchRecord,
+        up: UpstreamBatch,
+        meaning: Meaning | None,
+        problems: Sequence[Problem],
     ) -> None:
         """Remember the models that a refusal names, or all of the batch's where it names none.
 
-        ``problems`` are the refusal's own words, at least one.
+        ``problems`` are the refusal's own words, at least one where it has a meaning.
         """
+        if meaning not in (Meaning.MODEL, Meaning.MIXED):
+            return
+        reason = in_our_words(problems[0].message, await self.names(batch, up))
         if meaning is Meaning.MIXED:
-            await self._eligibility.teach(self.name, [MIXED], problems[0].message)
+            await self._eligibility.teach(self.name, [MIXED], reason)
         if meaning is not Meaning.MODEL:
             return
         file = await self._store.files.get(batch.input_file_id, None)
@@ -178,8 +187,7 @@ class Ending:
         texts = [problem.message for problem in problems]
         theirs = {self._names.get(model, model): model for model in models}
         named = {theirs[name] for name in named_models(texts, theirs)}
-        named |= named_models(texts, models)
-        await self._eligibility.teach(self.name, named or models, texts[0])
+        await self._eligibility.teach(self.name, named or models, reason)
 
     async def _unlearn(self, models: Iterable[str]) -> None:
         distinct = set(models)
@@ -187,9 +195,9 @@ class Ending:
             more = {MIXED} if len(distinct) > 1 else set()
             await self._eligibility.forget(self.name, distinct | more)
 
-    def ours(self, text: str) -> str:
-        """A provider's words with our model names in them."""
-        return in_our_words(text, self._names)
+    async def names(self, batch: BatchRecord, up: UpstreamBatch) -> dict[str, str]:
+        """What the provider may speak of: models, the batch and its files, by our names."""
+        return {**self._names, **await self._upstreams.ids(batch, up)}
 
     async def _fresh(self, batch: BatchRecord) -> BatchRecord:
         return await self._store.batches.get(batch.id, None) or batch

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from tidemill import wire
 from tidemill.backends.rewriting import renamed, usage_of
-from tidemill.backends.words import without_credential
+from tidemill.backends.words import in_our_words, without_credential
 from tidemill.errors import TidemillError
 from tidemill.types import Usage
 
@@ -30,11 +31,15 @@ class Events:
     """Cuts a byte stream into events and passes each on, changed only where it must be.
 
     ``model`` is put in place of the provider's name for it; None leaves events as they come.
+    ``names`` (ours → theirs) are replaced in the words of an error.
     ``wants_usage`` False drops the chunk that only carries usage: it was asked for by us.
     """
 
-    def __init__(self, model: str | None, *, wants_usage: bool) -> None:
+    def __init__(
+        self, model: str | None, *, wants_usage: bool, names: Mapping[str, str] | None = None
+    ) -> None:
         self._model = model
+        self._names = names or {}
         self._wants_usage = wants_usage
         self._rest = b""
         self.credentials: list[str] = []
@@ -78,7 +83,8 @@ class Events:
             if self._model is None and not wrong:
                 return event + b"\n\n"
             if wrong:
-                data = wire.encode(without_credential(msgspec.json.decode(data), self.credentials))
+                said = without_credential(msgspec.json.decode(data), self.credentials)
+                data = wire.encode(in_our_words(said, self._names))
             if self._model is not None:
                 data = self._renamed(data, chunk)
         except msgspec.DecodeError:

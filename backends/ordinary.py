@@ -13,12 +13,12 @@ from typing import Any
 import anyio
 import msgspec
 
-from tidemill import estimates
+from tidemill import estimates, wire
 from tidemill.backends import refusals
 from tidemill.backends.dialects import Dialect
 from tidemill.backends.events import Events, broken
 from tidemill.backends.refusals import Failure, Meaning
-from tidemill.backends.rewriting import body_defaults, in_our_words, renamed, usage_of
+from tidemill.backends.rewriting import body_defaults, renamed, usage_of
 from tidemill.backends.words import sent
 from tidemill.errors import BadRequest, ModelNotFound, RequestRefused, TidemillError, refusal
 from tidemill.scheduler.retry import Gate
@@ -141,7 +141,10 @@ class OrdinaryRoutes:
             raise BadRequest("This endpoint does not stream.", param="stream")
         ours, fields = self._read(endpoint, body, model, None)
         theirs = self._names[ours]
-        events = Events(ours if ours != theirs else None, wants_usage=_wants_usage(fields))
+        names = {ours: theirs}
+        events = Events(
+            ours if ours != theirs else None, wants_usage=_wants_usage(fields), names=names
+        )
         if endpoint != "/v1/responses":
             # Always asked for, so that the stream can be booked; shown only to who wanted it.
             options = fields.get("stream_options") or {}
@@ -161,7 +164,7 @@ class OrdinaryRoutes:
                 except Exception as exc:
                     failure = refusals.read(exc)
                     self._throttle(failure)
-                    error = refusals.error_of(self._provider.name, failure)
+                    error = refusals.error_of(self._provider.name, failure, names)
                     if not events.passed:
                         raise error from exc
                     yield broken(error, endpoint, events.passed)
@@ -233,15 +236,15 @@ class OrdinaryRoutes:
 
     def _refused(self, failure: Failure, ours: str) -> Refusal:
         self._throttle(failure)
-        names = {ours: self._names[ours]}
-        error = refusals.error_of(self._provider.name, failure)
+        error = refusals.error_of(self._provider.name, failure, {ours: self._names[ours]})
         transient = failure.meaning is Meaning.TRANSIENT
         return Refusal(
             status_code=error.status,
             code=error.code or "provider_refused",
-            message=in_our_words(error.message, names),
+            message=error.message,
             param=error.param,
             type=error.type,
+            body=wire.encode(wire.error_object(error)),
             retry=transient,
             retry_after_s=failure.retry_after_s,
             # "Too fast" is ours to mend, by going slower; it must not use up the line's attempts.

@@ -23,11 +23,7 @@ from tidemill.backends.eligibility import Eligibility
 from tidemill.backends.ending import TRIES, Ending, Here
 from tidemill.backends.forwarding import ENDS, Forwarding, ProviderFailed, as_seen
 from tidemill.backends.leftovers import Leftovers
-from tidemill.backends.refusals import (
-    Failure,
-    Meaning,
-    error_of,
-)
+from tidemill.backends.refusals import Failure, Meaning, error_of, told
 from tidemill.backends.rewriting import body_defaults
 from tidemill.backends.settlement import Incomplete, Settler
 from tidemill.backends.upstreams import Upstreams
@@ -91,7 +87,7 @@ class ProviderBackend:
         self._interval_s = interval_s
         self._refresh_s = refresh_s
         self._reconciler: Reconciler | None = None
-        names = {
+        self._names = names = {
             ours: model.batch for ours, model in dialect.provider.models.items() if model.batch
         }
         self._forwarding = Forwarding(dialect, gate)
@@ -127,7 +123,7 @@ class ProviderBackend:
         except ProviderFailed as failed:
             if failed.failure.meaning is Meaning.REQUEST:
                 await self._store.files.delete(file.id, file.owner, SERVER)
-                raise error_of(self.name, failed.failure) from failed
+                raise error_of(self.name, failed.failure, self._names) from failed
             log.warning("upload deferred", provider=self.name, file=file.id, why=str(failed))
         except OwnershipUnrecorded:
             await self._store.files.delete(file.id, file.owner, SERVER)
@@ -344,7 +340,8 @@ class ProviderBackend:
             return await self._give_up(batch, up, "expired", ())
         may_run_here = batch.placement.fallback and self._here.fits(batch.total)
         if up.id is None and may_run_here and up.tries >= _TRIES_TO_REACH:
-            await self._ending.run_here(batch, up, f"it could not be reached ({failure.message})")
+            why = told(failure, await self._ending.names(batch, up)).message
+            await self._ending.run_here(batch, up, f"it could not be reached ({why})")
             return None
         if failure.retry_after_s is not None:
             wait_s = max(wait_s, min(failure.retry_after_s, self._interval_s))
@@ -360,22 +357,22 @@ class ProviderBackend:
         self, batch: BatchRecord, up: UpstreamBatch, failure: Failure
     ) -> BatchRecord:
         """After a create that failed: run here, try later, or pass the refusal on."""
-        await self._ending.learn(batch, failure.meaning, (_problem_of(failure), *failure.problems))
         batch, up = await self._fresh(batch), await self._upstreams.get(batch.seq) or up
+        problems = (_problem_of(failure), *failure.problems)
+        await self._ending.learn(batch, up, failure.meaning, problems)
+        failure = told(failure, await self._ending.names(batch, up))
         if (
             batch.placement.fallback
             and self._ending.reruns(failure.meaning)
             and self._here.fits(batch.total)
         ):
-            return await self._run_here(batch, up, self._ending.ours(failure.message))
+            return await self._run_here(batch, up, failure.message)
         if failure.meaning is Meaning.TRANSIENT:
             log.warning("create deferred", provider=self.name, batch=batch.id, why=failure.message)
             self._watch(batch.seq, failure.retry_after_s or self._backoff_s(1))
             return self.shown(await self._fresh(batch))
         await self._creation.withdraw(batch)
-        raise error_of(
-            self.name, msgspec.structs.replace(failure, message=self._ending.ours(failure.message))
-        )
+        raise error_of(self.name, failure)
 
     async def _run_here(self, batch: BatchRecord, up: UpstreamBatch, why: str) -> BatchRecord:
         """Run a batch here whose create waits for its answer, if there is room for it now."""

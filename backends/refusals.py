@@ -6,15 +6,16 @@ Codes are read first, then ``errors.data[]``, then words: providers agree on non
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from typing import Any
 
+import msgspec
 import openai
 
 from tidemill import clock
-from tidemill.backends.words import sent, without_credential
+from tidemill.backends.words import in_our_words, sent, without_credential
 from tidemill.errors import ProviderRefused, ProviderUnavailable, TidemillError
 from tidemill.types import Problem, Record
 
@@ -50,6 +51,8 @@ class Failure(Record, frozen=True, kw_only=True):
     type: str = "invalid_request_error"
     retry_after_s: float | None = None
     problems: tuple[Problem, ...] = ()
+    given: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    """The provider's own error object, whole; empty where it sent none."""
 
     @property
     def certain(self) -> bool:
@@ -185,6 +188,7 @@ def _read_status(exc: openai.APIStatusError) -> Failure:
         type=_text(inner.get("type")) or "invalid_request_error",
         retry_after_s=_retry_after(exc.response.headers),
         problems=problems,
+        given=inner,
     )
 
 
@@ -244,15 +248,19 @@ def problems_of(errors: Any) -> tuple[Problem, ...]:
     )
 
 
-def error_of(provider: str, failure: Failure) -> TidemillError:
-    """The failure as the client sees it: its own words where it is the client's to mend."""
+def error_of(
+    provider: str, failure: Failure, names: Mapping[str, str] | None = None
+) -> TidemillError:
+    """The failure as the client sees it: the provider's own error, unchanged but for its names of
+    things (``names``: ours → theirs), and in our words where it sent none that is the client's."""
+    failure = told(failure, names or {})
     if failure.meaning is Meaning.CREDENTIAL:
         # 401 and 403 would read as if the client's own key were wrong here.
         return ProviderUnavailable(
             f"Provider '{provider}' does not accept this server's credential: {failure.message}",
             code="provider_credential",
         )
-    if failure.status is None or failure.status >= 500:
+    if failure.status is None or (failure.status >= 500 and not failure.given):
         return ProviderUnavailable(f"Provider '{provider}' failed: {failure.message}")
     return ProviderRefused(
         failure.message,
@@ -261,4 +269,23 @@ def error_of(provider: str, failure: Failure) -> TidemillError:
         param=failure.param,
         code=failure.code,
         retry_after_s=failure.retry_after_s,
+        given=failure.given,
+    )
+
+
+def told(failure: Failure, names: Mapping[str, str]) -> Failure:
+    """The failure with our names in the provider's words; ``names``: ours → theirs."""
+    return msgspec.structs.replace(
+        failure,
+        message=in_our_words(failure.message, names),
+        problems=in_our_names(failure.problems, names),
+        given=in_our_words(failure.given, names),
+    )
+
+
+def in_our_names(problems: Sequence[Problem], names: Mapping[str, str]) -> tuple[Problem, ...]:
+    """The same for the problems of a batch."""
+    return tuple(
+        msgspec.structs.replace(problem, message=in_our_words(problem.message, names))
+        for problem in problems
     )

@@ -6,13 +6,13 @@ of one that is changed every other value keeps its own bytes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from tidemill import wire
+from tidemill.backends.words import in_our_words
 from tidemill.errors import BadRequest
 from tidemill.providers import Kind
 from tidemill.types import Answer, BatchParams, Outcome, Refusal, Usage
@@ -114,15 +114,6 @@ def renamed(body: bytes, model: str) -> bytes:
     return _encode(fields)
 
 
-def in_our_words(text: str, names: Mapping[str, str]) -> str:
-    """A message with the provider's names replaced by ours; ``names``: ours → theirs."""
-    for ours, theirs in names.items():
-        if ours != theirs and theirs in text:
-            whole = rf"(?<![A-Za-z0-9_-]){re.escape(theirs)}(?![A-Za-z0-9_-])"
-            text = re.sub(whole, lambda _, ours=ours: ours, text)  # type: ignore[misc]
-    return text
-
-
 # --- results ----------------------------------------------------------------------------------
 
 
@@ -166,28 +157,20 @@ def custom_id_and_outcome(row: bytes) -> tuple[str, Outcome]:
     )
 
 
-def in_our_name(outcome: Outcome, ours: str, theirs: str) -> Outcome:
-    """The outcome as our client sees it: its own model's name, whatever the provider calls it."""
-    if ours == theirs:
-        return outcome
+def in_our_name(
+    outcome: Outcome, ours: str, theirs: str, ids: Mapping[str, str] | None = None
+) -> Outcome:
+    """The outcome as our client sees it: its own model's name, whatever the provider calls it, and
+    our ids (``ids``: ours → theirs) in the words of a refusal."""
     if isinstance(outcome, Answer):
+        if ours == theirs:
+            return outcome
         return msgspec.structs.replace(outcome, body=renamed(outcome.body, ours))
-    names = {ours: theirs}
+    names = {ours: theirs, **(ids or {})}
     body = outcome.body
-    if body is not None and theirs.encode() in body:
-        value = _mapped(msgspec.json.decode(body), names)
-        body = wire.encode(value)
+    if body is not None and any(name.encode() in body for name in names.values()):
+        body = wire.encode(in_our_words(msgspec.json.decode(body), names))
     return msgspec.structs.replace(outcome, message=in_our_words(outcome.message, names), body=body)
-
-
-def _mapped(value: Any, names: Mapping[str, str]) -> Any:
-    if isinstance(value, str):
-        return in_our_words(value, names)
-    if isinstance(value, list):
-        return [_mapped(item, names) for item in value]
-    if isinstance(value, dict):
-        return {key: _mapped(item, names) for key, item in value.items()}
-    return value
 
 
 class _Used(msgspec.Struct):

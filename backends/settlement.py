@@ -102,11 +102,13 @@ class Settler:
         up: UpstreamBatch,
         models: Mapping[str, str],
         *,
+        ids: Mapping[str, str],
         unrun: bool,
         final: bool,
     ) -> int:
         """Settle what both result files say; returns how many lines were answered in them.
 
+        ``models`` has each line's model by ``custom_id``, ``ids`` the provider's ids by ours.
         ``unrun`` False leaves the lines that the provider did not run in the queue. ``final``
         makes do with what can be had: rows that are no rows and files that are gone are passed
         over. Else raises ``ProviderFailed`` when a file cannot be read, ``Incomplete`` for a row.
@@ -116,7 +118,7 @@ class Settler:
             if file_id is None:
                 continue
             try:
-                answered += await self._file(batch, up, models, file_id, unrun, final)
+                answered += await self._file(batch, up, models, ids, file_id, unrun, final)
             except ProviderFailed as failed:
                 if not final or failed.failure.meaning is not Meaning.GONE:
                     raise
@@ -128,6 +130,7 @@ class Settler:
         batch: BatchRecord,
         up: UpstreamBatch,
         models: Mapping[str, str],
+        ids: Mapping[str, str],
         file_id: str,
         unrun: bool,
         final: bool,
@@ -151,7 +154,7 @@ class Settler:
                 if not ran and not unrun:
                     continue
                 answered += isinstance(outcome, Answer)
-                settled.append(self._settlement(batch, up, custom_id, ours, outcome))
+                settled.append(self._settlement(batch, up, ids, custom_id, ours, outcome))
                 if len(settled) >= _ROWS:
                     await self._store.upstream.settle(settled)
                     settled = []
@@ -230,11 +233,17 @@ class Settler:
             yield text
 
     def _settlement(
-        self, batch: BatchRecord, up: UpstreamBatch, custom_id: str, ours: str, outcome: Outcome
+        self,
+        batch: BatchRecord,
+        up: UpstreamBatch,
+        ids: Mapping[str, str],
+        custom_id: str,
+        ours: str,
+        outcome: Outcome,
     ) -> Settlement:
         model = self._provider.models.get(ours)
         theirs = ours if model is None or model.batch is None else model.batch
-        outcome = in_our_name(outcome, ours, theirs)
+        outcome = in_our_name(outcome, ours, theirs, ids)
         if isinstance(outcome, Refusal):
             outcome = self._forwarding.discreet(outcome)
         answered = isinstance(outcome, Answer)

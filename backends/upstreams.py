@@ -33,6 +33,17 @@ class Upstreams:
         await self._store.upstream.keep_batch(ended)
         self._seen.pop(up.batch_seq, None)
 
+    async def ids(self, batch: BatchRecord, up: UpstreamBatch) -> dict[str, str]:
+        """What the provider calls a batch and its files, by our ids."""
+        copy = await self._store.upstream.file(batch.input_file_seq, self.name)
+        theirs = {
+            batch.id: up.id,
+            batch.input_file_id: up.input_id or (copy and copy.id),
+            batch.output_file_id or "output_file_id": up.output_id,
+            batch.error_file_id or "error_file_id": up.error_id,
+        }
+        return {ours: their for ours, their in theirs.items() if their}
+
     def looked(self, batch_seq: int) -> tuple[int, int]:
         """When the batch was last looked at by this process, and how many looks failed in a row;
         zeros when it never was."""

@@ -8,8 +8,8 @@ appear.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from tidemill.types import Problem, Refusal
 
@@ -266,7 +266,7 @@ class AmbiguousProvider(BadRequest):
 
 
 class ProviderRefused(TidemillError):
-    """A provider refused; its own status, message, type, param and code are passed on."""
+    """A provider refused or failed, and said why: its own status and error object are passed on."""
 
     code: str | None = "provider_refused"
 
@@ -279,11 +279,13 @@ class ProviderRefused(TidemillError):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: float | None = None,
+        given: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message, param=param, retry_after_s=retry_after_s)
         self.status = status
         self.type = type
         self.code = code
+        self.given = given or {}
 
 
 class ProviderUnavailable(TidemillError):

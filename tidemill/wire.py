@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from tidemill import ids
-from tidemill.errors import TidemillError
+from tidemill.errors import ProviderRefused, TidemillError
 from tidemill.prices import shown
 from tidemill.types import Answer, BatchRecord, BatchStatus, FileRecord, Outcome, Problem, Refusal
 
@@ -153,7 +153,8 @@ def list_object(data: Sequence[dict[str, Any]], has_more: bool) -> dict[str, Any
 
 
 def error_object(error: TidemillError) -> dict[str, Any]:
-    """The OpenAI envelope; ``error.errors`` lists all problems of an input file."""
+    """The OpenAI envelope; ``error.errors`` lists all problems of an input file. A provider's own
+    fields stay as it gave them."""
     inner: dict[str, Any] = {
         "message": error.message,
         "type": error.type,
@@ -165,6 +166,8 @@ def error_object(error: TidemillError) -> dict[str, Any]:
             "object": "list",
             "data": [msgspec.to_builtins(p) for p in error.problems],
         }
+    if isinstance(error, ProviderRefused):
+        inner |= error.given
     return {"error": inner}
 
 

@@ -12,10 +12,10 @@ from tidemill.backends.rewriting import (
     custom_id_and_outcome,
     done_at,
     in_our_name,
-    in_our_words,
     renamed,
     usage_of,
 )
+from tidemill.backends.words import in_our_words
 from tidemill.errors import ProviderUnavailable
 from tidemill.types import Answer, Refusal, Usage
 
@@ -110,6 +110,12 @@ def test_names_in_results_are_ours() -> None:
     untouched = Answer(body=b'{"model": "gpt-2026"}')
     assert in_our_name(untouched, "gpt", "gpt") is untouched
     assert in_our_words("dep, dep-mini and 'dep'", {"gpt": "dep"}) == "gpt, dep-mini and 'gpt'"
+    assert in_our_words("dep-4.1 of dep-4", {"a": "dep-4", "b": "dep-4.1"}) == "b of a"
+    assert in_our_words("one, two", {"two": "one", "three": "two"}) == "two, three"
+    assert in_our_words("dep", {"gpt": "dep", "dep": "dep"}) == "dep"
+    said = {"code": "dep", "message": "no dep", "more": [{"x": "dep", "n": 1}]}
+    heard = {"code": "dep", "message": "no gpt", "more": [{"x": "gpt", "n": 1}]}
+    assert in_our_words(said, {"gpt": "dep"}) == heard
     assert renamed(b'{"n":1}', "gpt") == b'{"n":1}'
     refusal = Refusal(code="x", message="no dep", status_code=400, body=b'{"m":["no dep"]}')
     got = in_our_name(refusal, "gpt", "dep")

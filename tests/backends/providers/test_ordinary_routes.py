@@ -195,7 +195,8 @@ async def test_a_broken_provider_spends_a_lines_attempts(
     async with server(STANDARD, max_line_attempts=2) as house:
         ended = await house.until((await house.start(line("a", model="big"))).id)
         (row,) = (await house.rows(ended.error_file_id)).values()
-        assert row["response"]["status_code"] == 502
+        assert row["response"]["status_code"] == 503
+        assert row["response"]["body"]["error"]["message"] == "told to answer 503"
     assert world.calls("chat.completions") == 2
 
 
