@@ -108,13 +108,17 @@ class Capability:
 
     async def ask(self, name: str) -> Verdict:
         """Probe now, whatever is known; callers at the same time share one probe."""
+        await self.doubt(name).wait()
+        return self._known[name]
+
+    def doubt(self, name: str) -> anyio.Event:
+        """Probe now, without waiting: what is known seems wrong. The event is set at the end."""
         event = self._asking.get(name)
         if event is None:
             event = self._asking[name] = anyio.Event()
             self._wanted.add(name)
             self._stir.set()
-        await event.wait()
-        return self._known[name]
+        return event
 
     def known(self) -> dict[str, Verdict]:
         """All verdicts, without asking anybody."""

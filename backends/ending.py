@@ -5,7 +5,7 @@ What the provider's refusals teach is learned here, and forgotten when it answer
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import anyio
@@ -75,7 +75,9 @@ class Ending:
         *,
         here: Here,
         fallback_on_quota: bool,
+        doubt: Callable[[], None],
     ) -> None:
+        """``doubt`` is called when the provider shows that it serves no Batch API any more."""
         self.name = upstreams.name
         self._settler = settler
         self._store = store
@@ -84,6 +86,7 @@ class Ending:
         self._names = names
         self._here = here
         self._fallback_on_quota = fallback_on_quota
+        self._doubt = doubt
 
     async def settle(
         self, batch: BatchRecord, up: UpstreamBatch, stopped: Refusal | None = None
@@ -162,7 +165,7 @@ class Ending:
         """True when a refusal of this meaning sends the batch here."""
         if meaning is Meaning.QUOTA:
             return self._fallback_on_quota
-        return meaning in (Meaning.MODEL, Meaning.MIXED)
+        return meaning in (Meaning.MODEL, Meaning.MIXED, Meaning.UNSERVED)
 
     async def learn(
         self,
@@ -175,6 +178,8 @@ class Ending:
 
         ``problems`` are the refusal's own words, at least one where it has a meaning.
         """
+        if meaning is Meaning.UNSERVED:
+            self._doubt()
         if meaning not in (Meaning.MODEL, Meaning.MIXED):
             return
         reason = in_our_words(problems[0].message, await self.names(batch, up))

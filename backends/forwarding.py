@@ -80,6 +80,16 @@ class Forwarding:
             self._gate.succeeded()
             return answer
 
+    async def _opened(self, call: Callable[[], Awaitable[T]], about: str = "") -> T:
+        """One call of a route that is there wherever there is a Batch API. ``about`` is what its
+        body names: a 404 that speaks of that is no missing route."""
+        try:
+            return await self._told(call)
+        except ProviderFailed as failed:
+            if about and about in failed.failure.message:
+                raise
+            raise ProviderFailed(refusals.unserved(failed.failure)) from failed
+
     async def upload(
         self, filename: str, body: AsyncIterator[bytes], outbound: Outbound
     ) -> tuple[str, int | None]:
@@ -97,7 +107,7 @@ class Forwarding:
         with tempfile.TemporaryFile() as spool:
             await _spool(body, outbound, spool)
             spool.seek(0)
-            raw = await self._told(
+            raw = await self._opened(
                 lambda: self._client.files.with_raw_response.create(
                     file=(filename, spool), purpose="batch", **extra
                 )
@@ -122,7 +132,7 @@ class Forwarding:
         while len(metadata) >= _MAX_METADATA:
             metadata.popitem()
         metadata[METADATA_KEY] = batch.id
-        raw = await self._told(
+        raw = await self._opened(
             lambda: self._client.batches.with_raw_response.create(
                 completion_window="24h",
                 endpoint=self._dialect.spelled(batch.endpoint),  # type: ignore[arg-type]
@@ -131,7 +141,8 @@ class Forwarding:
                 # Another Tidemill gives the first batch again; others ignore the header.
                 extra_headers={"Idempotency-Key": batch.id},
                 timeout=self._patience_s,
-            )
+            ),
+            about=file_id,
         )
         return _object(raw)
 
@@ -141,7 +152,7 @@ class Forwarding:
         after: str | None = None
         for _ in range(_SEARCH_PAGES):
             cursor: dict[str, Any] = {} if after is None else {"after": after}
-            raw = await self._told(
+            raw = await self._opened(
                 partial(listing, limit=_PAGE, timeout=self._patience_s, **cursor)
             )
             page = _object(raw)

@@ -8,7 +8,7 @@ whoever asks for it (a client that polls, a cancel, the reconciler).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 import anyio
@@ -79,7 +79,9 @@ class ProviderBackend:
         interval_s: float = 300.0,
         refresh_s: float = 5.0,
         fallback_on_quota: bool = False,
+        doubt: Callable[[], None] = lambda: None,
     ) -> None:
+        """``doubt`` is called when the provider shows that it serves no Batch API any more."""
         self.name = dialect.provider.name
         self.dialect = dialect
         self._store = store
@@ -101,7 +103,9 @@ class ProviderBackend:
             names,
             here=here,
             fallback_on_quota=fallback_on_quota,
+            doubt=doubt,
         )
+        self._doubt = doubt
         self._leftovers = Leftovers(self.name, store, self._forwarding, interval_s)
 
     # --- ports.Backend ------------------------------------------------------------------------
@@ -121,7 +125,11 @@ class ProviderBackend:
         try:
             await self._creation.upload(file, file.facts.endpoint or "")
         except ProviderFailed as failed:
-            if failed.failure.meaning is Meaning.REQUEST:
+            unserved = failed.failure.meaning is Meaning.UNSERVED
+            if unserved:
+                self._doubt()
+            stays = unserved and not file.facts.placement.fallback
+            if failed.failure.meaning is Meaning.REQUEST or stays:
                 await self._store.files.delete(file.id, file.owner, SERVER)
                 raise error_of(self.name, failed.failure, self._names) from failed
             log.warning("upload deferred", provider=self.name, file=file.id, why=str(failed))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import anyio
@@ -86,6 +87,7 @@ class Providers:
                 interval_s=settings.batch_reconcile_interval_s,
                 refresh_s=settings.provider_refresh_s,
                 fallback_on_quota=settings.fallback_on_quota,
+                doubt=partial(_doubt, self.capability, name),
             )
         return self.backends
 
@@ -267,6 +269,10 @@ class Providers:
                 }
             )
         return rows
+
+
+def _doubt(capability: Capability, name: str) -> None:
+    capability.doubt(name)
 
 
 def _price(provider: Provider, models: frozenset[str]) -> float | None:

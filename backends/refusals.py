@@ -16,7 +16,7 @@ import openai
 
 from tidemill import clock
 from tidemill.backends.words import in_our_words, sent, without_credential
-from tidemill.errors import ProviderRefused, ProviderUnavailable, TidemillError
+from tidemill.errors import NotSupported, ProviderRefused, ProviderUnavailable, TidemillError
 from tidemill.types import Problem, Record
 
 
@@ -27,6 +27,8 @@ class Meaning(StrEnum):
     """The provider does not batch this model: it teaches, and the batch can run elsewhere."""
     MIXED = "mixed"
     """It takes one model a file: the batch can run elsewhere, and no model is to blame."""
+    UNSERVED = "unserved"
+    """It serves no Batch API, or no more: the batch can run elsewhere."""
     QUOTA = "quota"
     """No room now, or no money: says nothing about the model."""
     GONE = "gone"
@@ -57,6 +59,8 @@ class Failure(Record, frozen=True, kw_only=True):
     @property
     def certain(self) -> bool:
         """True when the provider certainly did not do what it was asked."""
+        if self.meaning is Meaning.UNSERVED:
+            return True
         return self.status is not None and self.status < 500 and self.status != 408
 
 
@@ -78,6 +82,7 @@ _MODEL_CODES = frozenset(
     }
 )
 _MIXED_CODES = frozenset({"model_mismatch", "mismatched_model"})
+_UNSERVED_CODE = "batch_api_not_supported"
 _HARD_QUOTA_CODES = frozenset(
     {
         "token_limit_exceeded",
@@ -101,6 +106,10 @@ _ABOUT_MODEL = re.compile(r"\b(?:model|deployment|sku)s?\b", re.I)
 
 def meaning_of(code: str | None, message: str) -> Meaning | None:
     """What a code and a message mean; None when neither says."""
+    return _meaning_of_code(code) or _meaning_of_words(message)
+
+
+def _meaning_of_code(code: str | None) -> Meaning | None:
     key = (code or "").lower()
     if key in _QUOTA_CODES:
         return Meaning.QUOTA
@@ -108,6 +117,10 @@ def meaning_of(code: str | None, message: str) -> Meaning | None:
         return Meaning.MIXED
     if key in _MODEL_CODES:
         return Meaning.MODEL
+    return Meaning.UNSERVED if key == _UNSERVED_CODE else None
+
+
+def _meaning_of_words(message: str) -> Meaning | None:
     if _QUOTA_WORDS.search(message):
         return Meaning.QUOTA
     if _ABOUT_MODEL.search(message) and _MODEL_WORDS.search(message):
@@ -118,7 +131,7 @@ def meaning_of(code: str | None, message: str) -> Meaning | None:
 def meaning_of_problems(problems: Sequence[Problem]) -> Meaning | None:
     """The meaning of a batch that finished failed: quota wins, since it must never teach."""
     found = {meaning_of(problem.code, problem.message) for problem in problems}
-    for meaning in (Meaning.QUOTA, Meaning.MIXED, Meaning.MODEL):
+    for meaning in (Meaning.QUOTA, Meaning.MIXED, Meaning.MODEL, Meaning.UNSERVED):
         if meaning in found:
             return meaning
     return None
@@ -195,7 +208,10 @@ def _read_status(exc: openai.APIStatusError) -> Failure:
 def _meaning_of_status(
     status: int, code: str | None, message: str, problems: Sequence[Problem]
 ) -> Meaning:
-    said = meaning_of(code, message) or meaning_of_problems(problems)
+    typed = _meaning_of_code(code)
+    said = typed or meaning_of_problems(problems) or _meaning_of_words(message)
+    if status == 501 and typed is not None:
+        return typed
     if status >= 500 or status == 408:
         return Meaning.TRANSIENT
     if status == 402:
@@ -209,6 +225,15 @@ def _meaning_of_status(
     if status in (401, 403):
         return Meaning.CREDENTIAL
     return {404: Meaning.GONE, 409: Meaning.TRANSIENT}.get(status, Meaning.REQUEST)
+
+
+def unserved(failure: Failure) -> Failure:
+    """The failure of a call that names no object: "there is no such route" says that there is no
+    Batch API."""
+    silent = (Meaning.GONE, Meaning.REQUEST, Meaning.TRANSIENT)
+    if failure.status not in (404, 405, 501) or failure.meaning not in silent:
+        return failure
+    return msgspec.structs.replace(failure, meaning=Meaning.UNSERVED, code=_UNSERVED_CODE)
 
 
 def _text(value: Any) -> str | None:
@@ -260,6 +285,8 @@ def error_of(
             f"Provider '{provider}' does not accept this server's credential: {failure.message}",
             code="provider_credential",
         )
+    if failure.meaning is Meaning.UNSERVED:
+        return NotSupported(f"Provider '{provider}' serves no Batch API: {failure.message}")
     if failure.status is None or (failure.status >= 500 and not failure.given):
         return ProviderUnavailable(f"Provider '{provider}' failed: {failure.message}")
     return ProviderRefused(

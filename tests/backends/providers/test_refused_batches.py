@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import anyio
 import openai
 import pytest
 from worlds.house import Open, line
@@ -232,3 +233,61 @@ async def test_a_cancel_meets_a_batch_on_its_way_here(server: Open, world: Provi
         assert counts is not None
         assert counts.completed + counts.failed == counts.total == 30
         assert "0" in await house.rows(ended.output_file_id)
+
+
+@pytest.mark.parametrize("status", [404, 405, 501])
+async def test_a_batch_api_that_is_gone_since_it_was_asked(
+    server: Open, world: ProviderWorld, status: int
+) -> None:
+    """The batch runs here, the provider is asked again, and the next file does not go there; where
+    a provider is demanded, the answer is the one for a provider without a Batch API."""
+    async with server() as house:
+        early = await house.upload(line("a", model="echo"))
+        there = await house.upload(line("a", model="echo"), X_Tidemill_Execution="provider")
+        for route in ("batches.create", "batches.list", "files.create"):
+            world.fail(route, times=-1, status=status)
+        with pytest.raises(openai.APIStatusError) as refused:
+            await house.create(there.id)
+        assert (refused.value.status_code, refused.value.code) == (501, "batch_api_not_supported")
+        with anyio.fail_after(60):
+            while True:
+                if house.server.providers.capability.known()["up"].state == "no":
+                    break
+                await anyio.sleep(0.01)
+        ended = await house.until((await house.create(early.id)).id)
+        assert ended.status == "completed"
+        assert ended.model_extra["tidemill_execution"] == "local"
+        assert await house.server.providers.eligibility.all() == []
+        later = await house.upload(line("a", model="echo"))
+        assert later.model_extra["tidemill_placement"]["reason"] == "up serves no batch API"
+
+
+async def test_a_batch_api_that_is_gone_at_upload(server: Open, world: ProviderWorld) -> None:
+    """The file is kept where its batch may run here, and refused where it may not."""
+    async with server() as house:
+        await house.server.providers.capability.ask("up")
+        world.fail("files.create", times=-1, status=404)
+        world.fail("batches.create", times=-1, status=404)
+        file = await house.upload(line("a", model="echo"))
+        with pytest.raises(openai.APIStatusError) as refused:
+            await house.upload(line("a", model="echo"), X_Tidemill_Execution="provider")
+        assert (refused.value.status_code, refused.value.code) == (501, "batch_api_not_supported")
+        assert [one.id async for one in house.client.files.list()] == [file.id]
+        ended = await house.until((await house.create(file.id)).id)
+        assert ended.model_extra["tidemill_execution"] == "local"
+
+
+async def test_a_batch_api_that_is_gone_while_a_create_waits(
+    server: Open, world: ProviderWorld
+) -> None:
+    """The provider could not be reached, and then has no Batch API any more: it runs here."""
+    world.fail("batches.create", status=503)
+    async with server() as house:
+        file = await house.upload(line("a", model="echo"))
+        batch = await house.create(file.id)
+        assert batch.status == "validating"
+        for route in ("batches.create", "batches.list"):
+            world.fail(route, times=-1, status=404)
+        ended = await house.until(batch.id)
+        assert ended.status == "completed"
+        assert ended.model_extra["tidemill_execution"] == "local"
