@@ -21,7 +21,7 @@ from typing import Any, Literal
 import msgspec
 
 from tidemill.errors import SettingsError
-from tidemill.providers import Provider
+from tidemill.providers import Model, Provider
 from tidemill.types import Usage
 
 MILLION = 1_000_000
@@ -77,8 +77,9 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
     """Prices of models.
 
     A model is looked up as ``provider/model``, as ``kind/model`` of that provider's kind, and as
-    ``model``; one that runs here only as ``local/model``, so that a list of providers' prices never
-    charges for a local model of the same name.
+    ``model``; then in the same way by the name that the provider has for it, since a list of
+    everybody's prices knows no name of ours. One that runs here is looked up only as
+    ``local/model``, so that such a list never charges for a local model of the same name.
     """
 
     models: dict[str, ModelPrice] = {}
@@ -86,6 +87,8 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     kinds: dict[str, str] = {}
     """Kind of each provider by its name."""
+    offers: dict[str, Model] = {}
+    """What providers call our models, by ``provider/model``."""
 
     def quote(self, model: str, *, execution: str = LOCAL, tier: str = "standard") -> Quote:
         """The price of a model where it runs: ``execution`` is ``local`` or a provider's name.
@@ -99,12 +102,20 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
         """
         names = [f"{execution}/{model}"]
         if execution != LOCAL:
-            names += [f"{self.kinds.get(execution, execution)}/{model}", model]
+            kind = self.kinds.get(execution, execution)
+            names += [f"{kind}/{model}", model]
+            for theirs in self._theirs(f"{execution}/{model}", tier):
+                names += [f"{execution}/{theirs}", f"{kind}/{theirs}", theirs]
         for name in names:
             if (price := self.models.get(name)) is not None:
                 rate = price.batch if tier == "batch" and price.batch else price.standard
                 return Quote(rate=rate, version=self.version)
         return UNPRICED
+
+    def _theirs(self, name: str, tier: str) -> list[str]:
+        offered = self.offers.get(name, Model())
+        names = (offered.standard, offered.batch)
+        return [one for one in (names[::-1] if tier == "batch" else names) if one is not None]
 
     def cost(
         self, usage: Usage, model: str, *, execution: str = LOCAL, tier: str = "standard"
@@ -227,6 +238,11 @@ def with_providers(catalogue: Catalogue, providers: Iterable[Provider]) -> Catal
         currency=catalogue.currency,
         version=version,
         kinds={provider.name: str(provider.kind) for provider in providers},
+        offers={
+            f"{provider.name}/{name}": model
+            for provider in providers
+            for name, model in provider.models.items()
+        },
     )
 
 

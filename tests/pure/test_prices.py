@@ -228,6 +228,35 @@ class TestCatalogue:
         assert known.cost(usage, "m", execution="france") == 2_000_000
         assert known.cost(usage, "m", execution="elsewhere") == 1_000_000
 
+    def test_a_model_is_found_by_its_providers_name_where_ours_has_no_price(
+        self, tmp_path: Path
+    ) -> None:
+        """A list of everybody's prices knows no alias; a price of our name wins, and a model that
+        runs here costs nothing by it."""
+        east = {
+            "name": "east",
+            "kind": "azure",
+            "base_url": "https://east.example",
+            "api_key_env": "EAST_KEY",
+            "models": {
+                "big": {"batch": "gpt-x-batch", "standard": "gpt-x"},
+                "gpt-x": {"batch": "other"},
+                "own": {"standard": "mine"},
+            },
+        }
+        file = prices.load(_write(tmp_path / "map.json", json.dumps(LITELLM)))
+        known = prices.with_providers(file, providers.parse([east]))
+        million = Usage(input=1_000_000)
+        assert known.cost(million, "big", execution="east") == 165_000
+        assert known.cost(million, "gpt-x", execution="east", tier="batch") == 165_000
+        # A name for batches that nobody has a price of: the same model's other name.
+        assert known.cost(million, "big", execution="east", tier="batch") == 165_000
+        assert known.quote("own", execution="east") == prices.UNPRICED
+        assert known.cost(million, "big") == known.cost(million, "gpt-x") == 0
+        dear = prices.parse({"models": {"big": {"input": 7}, "gpt-x": {"input": 1}}})
+        both = prices.with_providers(dear, providers.parse([east]))
+        assert both.cost(million, "big", execution="east") == 7_000_000
+
     def test_the_providers_own_prices_count_where_no_file_has_one(self) -> None:
         """A price in a provider's settings is used, and a price file wins over it."""
         given_ = providers.parse(
