@@ -7,6 +7,7 @@ of successes and halves when the place says "too fast" (AIMD, as TCP does).
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ import anyio
 
 from tidemill import clock
 from tidemill.ports import Clock
+from tidemill.types import Lane
 
 
 def backoff_s(failures: int, *, first_s: float = 1.0, longest_s: float = 300.0) -> float:
@@ -59,8 +61,16 @@ class Rests:
         }
 
 
+_LETS_PASS_S = {Lane.INTERACTIVE: 0.0, Lane.JOB: 10.0}
+"""How long after it a call of a better lane may come and still go first; lines wait for ever."""
+
+
 class Gate:
-    """At most ``limit`` calls at once to one place, lower ``lane`` first, none while it rests."""
+    """At most ``limit`` calls at once to one place, better lanes first, none while it rests.
+
+    A call that keeps batches known and settled is not put off for ever by people who ask: it goes
+    before those that came more than ten seconds after it.
+    """
 
     def __init__(self, ceiling: int, *, now: Clock = clock.monotonic) -> None:
         self.ceiling = ceiling
@@ -69,7 +79,7 @@ class Gate:
         self.active = 0
         self._now = now
         self._rest_until = 0.0
-        self._waiting: list[tuple[int, int, anyio.Event]] = []
+        self._waiting: list[tuple[float, int, anyio.Event]] = []
         self._turn = 0
         self._halved_at = -1e9
 
@@ -79,7 +89,7 @@ class Gate:
         return len(self._waiting)
 
     @asynccontextmanager
-    async def enter(self, lane: int = 0) -> AsyncIterator[None]:
+    async def enter(self, lane: Lane = Lane.INTERACTIVE) -> AsyncIterator[None]:
         """Hold one place of the gate."""
         await self._wait(lane)
         try:
@@ -102,10 +112,10 @@ class Gate:
             self._halved_at = now
         self._rest_until = max(self._rest_until, now + (1.0 if rest_s is None else rest_s))
 
-    async def _wait(self, lane: int) -> None:
+    async def _wait(self, lane: Lane) -> None:
         event = anyio.Event()
         self._turn += 1
-        entry = (lane, self._turn, event)
+        entry = (self._now() + _LETS_PASS_S.get(lane, math.inf), self._turn, event)
         heapq.heappush(self._waiting, entry)
         self._admit()
         try:

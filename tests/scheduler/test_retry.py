@@ -7,6 +7,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from tidemill.scheduler.retry import Gate, Rests, backoff_s, jittered
+from tidemill.types import Lane
 
 pytestmark = pytest.mark.anyio
 
@@ -48,7 +49,7 @@ async def test_no_more_than_the_ceiling_at_once_and_the_lower_lane_first() -> No
     """Whoever came later on a better lane goes before those who wait."""
     gate, order, peak, all_wait = Gate(2), [], 0, anyio.Event()
 
-    async def call(name: str, lane: int) -> None:
+    async def call(name: str, lane: Lane) -> None:
         nonlocal peak
         async with gate.enter(lane):
             peak = max(peak, gate.active)
@@ -57,15 +58,39 @@ async def test_no_more_than_the_ceiling_at_once_and_the_lower_lane_first() -> No
 
     async with anyio.create_task_group() as tasks:
         for n in range(4):
-            tasks.start_soon(call, f"batch-{n}", 2)
+            tasks.start_soon(call, f"batch-{n}", Lane.BATCH)
         await checkpoint()
-        tasks.start_soon(call, "interactive", 0)
+        tasks.start_soon(call, "interactive", Lane.INTERACTIVE)
         while gate.waiting < 3:
             await checkpoint()
         all_wait.set()
     assert peak == 2
     assert order == ["batch-0", "batch-1", "interactive", "batch-2", "batch-3"]
     assert (gate.active, gate.waiting) == (0, 0)
+
+
+async def test_people_who_ask_do_not_put_off_a_look_for_ever() -> None:
+    """It goes before those that came more than ten seconds after it; a line goes last."""
+    now, order = [1000.0], []
+    gate = Gate(1, now=lambda: now[0])
+
+    async def call(name: str, lane: Lane) -> None:
+        async with gate.enter(lane):
+            order.append(name)
+
+    arrivals = [
+        ("line", Lane.BATCH, 0),
+        ("look", Lane.JOB, 0),
+        ("soon", Lane.INTERACTIVE, 9),
+        ("late", Lane.INTERACTIVE, 11),
+    ]
+    async with anyio.create_task_group() as tasks, gate.enter():
+        for waiting, (name, lane, at) in enumerate(arrivals, 1):
+            now[0] = 1000.0 + at
+            tasks.start_soon(call, name, lane)
+            while gate.waiting < waiting:
+                await checkpoint()
+    assert order == ["soon", "look", "late", "line"]
 
 
 async def test_too_fast_halves_once_and_rests() -> None:
