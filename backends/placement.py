@@ -34,8 +34,8 @@ class Candidate(Record, frozen=True, kw_only=True):
     """Models that it is known to refuse in batches."""
     one_model: bool = False
     """It takes one model a file."""
-    price: float | None = None
-    """Batch price of this file's models; None: not all are priced."""
+    price: int | None = None
+    """Batch rates of this file's models together; None: not all are priced."""
 
 
 class Question(Record, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from tidemill.backends.provider import Local, ProviderBackend
 from tidemill.backends.routed import RoutedInference
 from tidemill.errors import BudgetExceeded, Forbidden, NotFound
 from tidemill.ports import Store
+from tidemill.prices import UNPRICED, Catalogue
 from tidemill.providers import Provider, parse
 from tidemill.scheduler.reconciler import Reconciler
 from tidemill.scheduler.retry import Gate
@@ -44,9 +45,14 @@ class Providers:
     """What the composition root, the handlers and the CLI need to know of providers."""
 
     def __init__(
-        self, settings: Settings, store: Store, environ: Mapping[str, str] | None = None
+        self,
+        settings: Settings,
+        store: Store,
+        prices: Catalogue,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         """Raises ``SettingsError`` where a provider's credential is missing."""
+        self._prices = prices
         self._settings = settings
         self._store = store
         configured = parse(settings.providers, azure_api_version=settings.azure_batch_api_version)
@@ -202,13 +208,20 @@ class Providers:
                 ),
                 refused=refused - {MIXED},
                 one_model=MIXED in refused,
-                price=_price(provider, models),
+                price=self._price(provider.name, models),
             )
 
         async with anyio.create_task_group() as tasks:
             for provider in self.configured:
                 tasks.start_soon(ask, provider)
         return tuple(found[provider.name] for provider in self.configured)
+
+    def _price(self, provider: str, models: frozenset[str]) -> int | None:
+        """The batch rates of these models together, as their usage would be booked."""
+        quotes = [self._prices.quote(m, execution=provider, tier="batch") for m in models]
+        if UNPRICED in quotes:
+            return None
+        return sum(quote.rate.input + quote.rate.output for quote in quotes)
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Probe, reconcile and settle until cancelled."""
@@ -273,12 +286,3 @@ class Providers:
 
 def _doubt(capability: Capability, name: str) -> None:
     capability.doubt(name)
-
-
-def _price(provider: Provider, models: frozenset[str]) -> float | None:
-    prices = [
-        model.price.batch
-        for name, model in provider.models.items()
-        if name in models and model.price is not None
-    ]
-    return sum(prices) if len(prices) == len(models) else None

@@ -94,7 +94,10 @@ async def running(settings: Settings) -> AsyncGenerator[Server]:
         tokens = IssuedTokens(settings, store) if settings.oidc_issuer else None
         identities = Identities(store, settings, tokens)
         await _require_keys(settings, store, identities)
-        async with open_fleet(settings) as fleet, _providers(settings, store) as providers:
+        async with (
+            open_fleet(settings) as fleet,
+            _providers(settings, store, catalogue) as providers,
+        ):
             replicas = fleet.members
             engines = LocalInference(replicas, settings, fleet.waits)
             inference = RoutedInference((engines, *providers.routes))
@@ -195,8 +198,10 @@ def _is_ip(host: str) -> bool:
 
 
 @asynccontextmanager
-async def _providers(settings: Settings, store: Store) -> AsyncGenerator[Providers]:
-    providers = Providers(settings, store)
+async def _providers(
+    settings: Settings, store: Store, catalogue: prices.Catalogue
+) -> AsyncGenerator[Providers]:
+    providers = Providers(settings, store, catalogue)
     try:
         yield providers
     finally:

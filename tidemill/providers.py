@@ -30,13 +30,6 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     batch_input: float | None = None
     batch_output: float | None = None
 
-    @property
-    def batch(self) -> float:
-        """Batch price of one input and one output token together, for comparing providers."""
-        return (self.input if self.batch_input is None else self.batch_input) + (
-            self.output if self.batch_output is None else self.batch_output
-        )
-
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a provider calls one of our models; None: not offered that way."""

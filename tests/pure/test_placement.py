@@ -50,21 +50,21 @@ TABLE: list[tuple[str, Question, str]] = [
         "Two providers, the cheapest is preferred",
         _ask(
             "a",
-            candidates=(_provider("up", "a", price=2.0), _provider("two", "a", price=1.0)),
+            candidates=(_provider("up", "a", price=2), _provider("two", "a", price=1)),
             prefer="cheapest",
         ),
         "two",
     ),
     (
         "Two providers, the cheapest is preferred, one has no price",
-        _ask("a", candidates=(_provider("up", "a", price=2.0), TWO), prefer="cheapest"),
+        _ask("a", candidates=(_provider("up", "a", price=2), TWO), prefer="cheapest"),
         "400 multiple_batch_providers",
     ),
     (
         "Two providers at the same price",
         _ask(
             "a",
-            candidates=(_provider("up", "a", price=1.0), _provider("two", "a", price=1.0)),
+            candidates=(_provider("up", "a", price=1), _provider("two", "a", price=1)),
             prefer="cheapest",
         ),
         "400 multiple_batch_providers",

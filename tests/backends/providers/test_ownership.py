@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -85,6 +86,29 @@ async def test_the_cheapest_may_decide(server: Open, world: ProviderWorld) -> No
     async with server(priced("dear", 2.0), priced("cheap", 1.0), prefer="cheapest") as house:
         file = await house.upload(line("a"))
         assert file.model_extra["tidemill_placement"]["provider"] == "cheap"
+
+
+@pytest.mark.parametrize(
+    ("first", "expected"), [("", "400 multiple_batch_providers"), ("one", "two"), ("two", "one")]
+)
+async def test_the_cheapest_by_the_price_file(
+    server: Open, world: ProviderWorld, tmp_path: Path, first: str, expected: str
+) -> None:
+    """It says what is booked, so it decides, also against what a provider's own table says."""
+    path = tmp_path / "prices.toml"
+    path.write_text(
+        "[models.big]\ninput = 8\noutput = 8\nbatch = { input = 4, output = 4 }\n"
+        + (f'[models."{first}/big"]\ninput = 9\noutput = 9\n' if first else ""),
+        encoding="utf-8",
+    )
+    tables = ({"name": "one"}, {"name": "two"})
+    async with server(*tables, prefer="cheapest", prices=str(path)) as house:
+        try:
+            file = await house.upload(line("a"))
+            found = file.model_extra["tidemill_placement"]["provider"]
+        except openai.APIStatusError as refused:
+            found = f"{refused.status_code} {refused.code}"
+        assert found == expected
 
 
 async def test_where_is_the_clients_choice(server: Open, world: ProviderWorld) -> None:
