@@ -654,7 +654,12 @@ class Provider:
             usage = {"prompt_tokens": n_in, "total_tokens": n_in}
             return 200, {"object": "list", "data": data, "model": shown, "usage": usage}, {}
         if name == "responses":
-            return 200, self._response(shown, text, n_in, n_out, now), {}
+            response = self._response(shown, text, n_in, n_out, now)
+            return (
+                200,
+                self._response_events(response, text) if body.get("stream") else response,
+                {},
+            )
         usage = {
             "prompt_tokens": n_in,
             "completion_tokens": n_out,
@@ -663,7 +668,7 @@ class Provider:
             "completion_tokens_details": {"reasoning_tokens": 2},
         }
         if body.get("stream"):
-            return 200, self._events(shown, text, usage, body), {}
+            return 200, self._events(name, shown, text, usage, body), {}
         if name == "completions":
             choice: dict[str, Any] = {"text": text, "index": 0, "logprobs": None}
             kind = "text_completion"
@@ -717,13 +722,22 @@ class Provider:
         }
 
     @staticmethod
-    def _events(shown: str, text: str, usage: dict[str, Any], body: dict[str, Any]) -> list[Any]:
-        base = {"id": "chatcmpl-s", "object": "chat.completion.chunk", "created": 1, "model": shown}
+    def _events(
+        name: str, shown: str, text: str, usage: dict[str, Any], body: dict[str, Any]
+    ) -> list[Any]:
+        kind = "text_completion" if name == "completions" else "chat.completion.chunk"
+        base = {"id": "chatcmpl-s", "object": kind, "created": 1, "model": shown}
+
+        def said(piece: str) -> dict[str, Any]:
+            if name == "completions":
+                return {"text": piece}
+            return {"delta": {"content": piece} if piece else {}}
+
         events: list[Any] = ["sse"]
         for piece in re.findall(r"\S+\s*", text):
-            choice = {"index": 0, "delta": {"content": piece}, "finish_reason": None}
+            choice = {"index": 0, "finish_reason": None, **said(piece)}
             events.append(f"data: {json.dumps(base | {'choices': [choice]})}\n\n".encode())
-        last = {"index": 0, "delta": {}, "finish_reason": "stop"}
+        last = {"index": 0, "finish_reason": "stop", **said("")}
         events.append(f"data: {json.dumps(base | {'choices': [last]})}\n\n".encode())
         if (body.get("stream_options") or {}).get("include_usage"):
             events.append(
@@ -731,6 +745,22 @@ class Provider:
             )
         events.append(b"data: [DONE]\n\n")
         return events
+
+    @staticmethod
+    def _response_events(response: dict[str, Any], text: str) -> list[Any]:
+        begun = response | {"status": "in_progress", "output": [], "usage": None}
+        place = {"item_id": "msg_1", "output_index": 0, "content_index": 0, "logprobs": []}
+        told: list[dict[str, Any]] = [{"type": "response.created", "response": begun}]
+        told += [
+            {"type": "response.output_text.delta", "delta": piece, **place}
+            for piece in re.findall(r"\S+\s*", text)
+        ]
+        told.append({"type": "response.output_text.done", "text": text, **place})
+        told.append({"type": "response.completed", "response": response})
+        numbered = [event | {"sequence_number": n} for n, event in enumerate(told)]
+        return ["sse"] + [
+            f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in numbered
+        ]
 
     # --- control
 

@@ -61,11 +61,41 @@ async def test_a_stream_passes_through_and_is_booked(server: Open, world: Provid
         assert first.usage.output > 0
 
 
+async def test_a_stream_of_completions_passes_through(server: Open, world: ProviderWorld) -> None:
+    """As one of chat does."""
+    async with server(STANDARD) as house:
+        stream = await house.client.completions.create(model="big", prompt="hello", stream=True)
+        chunks = [chunk async for chunk in stream]
+        assert "".join(chunk.choices[0].text for chunk in chunks) == "echo: hello"
+        assert {chunk.model for chunk in chunks} == {"big"}
+        [booked] = await house.server.store.ledger.usage(None, 0, 2**40)
+        assert booked.usage.output > 0
+
+
+async def test_a_stream_of_a_response_passes_through(server: Open, world: ProviderWorld) -> None:
+    """Its events as they came, the response in them with our model's name."""
+    async with server(STANDARD) as house:
+        stream = await house.client.responses.create(model="big", input="hello", stream=True)
+        events = [event async for event in stream]
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        deltas = [e.delta for e in events if e.type == "response.output_text.delta"]
+        assert "".join(deltas) == "echo: hello"
+        created, completed = events[0], events[-1]
+        assert created.type == "response.created"
+        assert completed.type == "response.completed"
+        assert created.response.model == completed.response.model == "big"
+        assert completed.response.output_text == "echo: hello"
+        [booked] = await house.server.store.ledger.usage(None, 0, 2**40)
+        assert completed.response.usage is not None
+        assert booked.usage.output == completed.response.usage.output_tokens > 0
+
+
 @pytest.mark.parametrize(
     ("endpoint", "asked"),
     [
         ("/v1/chat/completions", {"messages": HELLO}),
         ("/v1/completions", {"prompt": "hello there"}),
+        ("/v1/responses", {"input": "hello there"}),
     ],
 )
 async def test_a_streams_usage_is_told_before_its_end(
@@ -79,7 +109,7 @@ async def test_a_streams_usage_is_told_before_its_end(
             endpoint, body, owner="o", booked=lambda model, usage: told.append(usage)
         )
         seen = [(event, len(told)) async for event in stream]
-    assert [known for event, known in seen if b"[DONE]" in event] == [1]
+    assert seen[-1][1] == 1
     assert seen[0][1] == 0
     assert len(told) == 1
     assert told[0].output > 0
