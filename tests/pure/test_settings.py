@@ -89,6 +89,27 @@ def test_a_variable_that_is_wrong_stops_the_start(
 
 
 @pytest.mark.parametrize(
+    ("variable", "value", "setting"),
+    [
+        ("LOGOS_BATCH_CAPABILITY_TTL_HOURS", 2.0, "batch_capability_ttl_hours"),
+        ("LOGOS_BATCH_MODEL_ELIGIBILITY_TTL_DAYS", 3.0, "batch_model_eligibility_ttl_days"),
+        ("LOGOS_BATCH_RECONCILE_INTERVAL_S", 4.0, "batch_reconcile_interval_s"),
+        ("LOGOS_AZURE_BATCH_API_VERSION", "2025-04-01-preview", "azure_batch_api_version"),
+        ("LOGOS_BATCH_LOCAL_CONCURRENCY", 5, "batch_local_concurrency"),
+        ("LOGOS_MAX_BATCH_FILE_BYTES", 6, "max_batch_file_bytes"),
+        ("LOGOS_MAX_BATCH_REQUESTS", 7, "max_batch_requests"),
+    ],
+)
+def test_another_systems_variable_is_a_setting(
+    tmp_path: Path, variable: str, value: object, setting: str
+) -> None:
+    """By the name that its users have in their scripts."""
+    loaded = load({}, {variable: str(value)}, _file(tmp_path, ""))
+    assert getattr(loaded.settings, setting) == value
+    assert loaded.sources[setting] == f"${variable}"
+
+
+@pytest.mark.parametrize(
     ("flags", "named"),
     [
         ({"slotz": 1}, "Unknown setting 'slotz'"),

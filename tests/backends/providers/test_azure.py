@@ -54,19 +54,6 @@ async def test_a_batch_runs_at_the_resource(
     assert not any("deployments" in entry["path"] for entry in state["log"])
 
 
-async def test_azure_imposes_no_deadline_here(server: Open, world: ProviderWorld) -> None:
-    """The window is a goal there: a batch that is late keeps running."""
-    world.set(hold="in_progress")
-    async with server(_azure(world)) as house:
-        batch = await house.start(line("a", model="gpt-4.1"))
-        await house.until(batch.id, "in_progress")
-        stored = await house.server.store.batches.get(batch.id, None)
-        assert stored is not None
-        up = await house.server.store.upstream.batch(stored.seq)
-        assert up is not None
-        assert (await house.client.batches.retrieve(batch.id)).status == "in_progress"
-
-
 @pytest.mark.parametrize("credential", ["managed_identity", "default"])
 @pytest.mark.parametrize("version", ["", "2024-10-21"])
 async def test_a_token_of_the_managed_identity_opens_it(

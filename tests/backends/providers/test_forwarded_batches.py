@@ -95,6 +95,22 @@ async def test_every_shape_of_usage_is_read(
         assert row["response"]["body"]["model"] == model
 
 
+async def test_several_models_are_each_run_as_named(server: Open, world: ProviderWorld) -> None:
+    """There by the provider's names, in the results and on the bill by ours."""
+    async with server() as house:
+        lines = (line("a"), line("b", model="small"), line("c"))
+        ended = await house.until((await house.start(*lines)).id)
+        assert ended.model_extra["tidemill_execution"] == "provider"
+        models = {"a": "big", "b": "small", "c": "big"}
+        rows = await house.rows(ended.output_file_id)
+        assert {id: row["response"]["body"]["model"] for id, row in rows.items()} == models
+        booked = await house.server.store.ledger.usage(None, 0, 2**40)
+        assert {row.custom_id: row.model for row in booked} == models
+    (sent,) = (f for f in world.state()["files"].values() if f["purpose"] == "batch")
+    theirs = [json.loads(text)["body"]["model"] for text in sent["text"].splitlines()]
+    assert theirs == ["gpt-4.1", "gpt-4.1-mini", "gpt-4.1"]
+
+
 async def test_what_providers_leave_out_is_normalised(server: Open, world: ProviderWorld) -> None:
     """Empty ids, null counts, a null endpoint and a zero-byte error file never reach a client."""
     for quirks in (["empty_ids"], ["null_counts", "null_endpoint", "zero_error_file"]):

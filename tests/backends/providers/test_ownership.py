@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 from worlds.house import Open, line
-from worlds.provider import ProviderWorld
+from worlds.provider import API_KEY, IDENTITY_SECRET, ProviderWorld
 
 from tidemill.errors import TidemillError
 from tidemill.types import Limits, NewFile, Principal, Upload
@@ -189,3 +189,35 @@ async def test_a_create_that_asks_for_another_place_is_not_ignored(
         except openai.APIStatusError as refused:
             found = f"{refused.status_code} {refused.code}"
         assert found == expected
+
+
+async def test_a_batch_is_looked_after_where_it_is(
+    server: Open, world: ProviderWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looks and cancels go to the provider on record, with its credential, whatever stands first in
+    the settings since."""
+    monkeypatch.setenv("IDENTITY_ENDPOINT", world.url + "/msi/token")
+    monkeypatch.setenv("IDENTITY_HEADER", IDENTITY_SECRET)
+    world.set(hold="in_progress")
+    one = {"name": "one"}
+    azure = {"kind": "azure", "base_url": world.url, "credential": "managed_identity"}
+    two = {"name": "two", "api_key_env": "", "models": {"big": {"batch": "dep-41-batch"}}} | azure
+    ways = {"one": ("/v1/", "Bearer " + API_KEY), "two": ("/openai/v1/", "Bearer entra.")}
+    async with server(one, two) as house:
+        batches = {
+            name: await house.create((await house.upload(line("a"), X_Tidemill_Provider=name)).id)
+            for name in ways
+        }
+    async with server(two, one) as house:
+        for name, (root, credential) in ways.items():
+            await house.until(batches[name].id, "in_progress")
+            world.zero()
+            await house.client.batches.cancel(batches[name].id)
+            assert (await house.until(batches[name].id)).status == "cancelled"
+            log = world.state()["log"]
+            there = [entry for entry in log if entry["path"].startswith(root)]
+            assert {entry["route"] for entry in there} >= {"batches.retrieve", "batches.cancel"}
+            assert all(e["headers"]["authorization"].startswith(credential) for e in there)
+            assert {e["path"].startswith(root) for e in log if e["route"] == "batches.cancel"} == {
+                True
+            }

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import anyio
 import openai
 import pytest
 from worlds.house import Open, line
 from worlds.provider import ProviderWorld
+
+from tidemill.backends.eligibility import Eligibility
+from tidemill.storage import open_store
 
 pytestmark = pytest.mark.anyio
 
@@ -144,6 +149,24 @@ async def test_an_answer_is_forgotten_when_the_model_works_again(
         await eligibility.teach("up", ["echo"], "somebody else's refusal meanwhile")
         await house.until(batch.id)
         assert await eligibility.all() == []
+
+
+async def test_a_refusal_is_remembered_as_long_as_the_settings_say(tmp_path: Path) -> None:
+    """Then the model is sent there again, as if it had never been refused; a second refusal counts
+    anew."""
+    now = [1_000_000.0]
+    store = open_store(tmp_path, clock=lambda: now[0])
+    await store.start()
+    eligibility = Eligibility(store.facts, ttl_days=90)
+    await eligibility.teach("up", ["echo"], "no")
+    now[0] += 89 * 86_400
+    assert await eligibility.refused("up") == {"echo"}
+    await eligibility.teach("up", ["echo"], "no")
+    now[0] += 2 * 86_400
+    assert await eligibility.refused("up") == {"echo"}
+    now[0] += 89 * 86_400
+    assert await eligibility.refused("up") == frozenset()
+    await store.close()
 
 
 async def test_a_batch_that_fails_there_for_its_own_fault_fails_here(
