@@ -162,10 +162,9 @@ class Creation:
     async def _send(
         self, file: FileRecord, endpoint: str, defaults: dict[str, Any]
     ) -> tuple[str, int | None]:
-        spelled = self._dialect.spelled(endpoint)
         outbound = Outbound(
             {ours: self._names[ours] for ours in file.facts.models if ours in self._names},
-            url=None if spelled == endpoint else spelled,
+            url=self._dialect.spelled(endpoint),
             defaults=defaults,
         )
         return await self._forwarding.upload(file.filename, self._store.files.read(file), outbound)

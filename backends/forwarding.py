@@ -214,10 +214,6 @@ class Forwarding:
 
 
 async def _spool(body: AsyncIterator[bytes], outbound: Outbound, spool: IO[bytes]) -> None:
-    if not outbound.changes:
-        async for piece in body:
-            spool.write(piece)
-        return
     splitter = Splitter()
     async for piece in body:
         for text in splitter.feed(piece):

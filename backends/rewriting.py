@@ -19,7 +19,13 @@ from tidemill.types import Answer, BatchParams, Outcome, Refusal, Usage
 
 Fields = dict[str, msgspec.Raw]
 
+
+class _Spelled(msgspec.Struct):
+    url: str
+
+
 _fields = msgspec.json.Decoder(Fields)
+_spelled = msgspec.json.Decoder(_Spelled)
 _encode = msgspec.json.Encoder().encode
 
 _LIMIT_FIELD = {
@@ -37,24 +43,19 @@ class Outbound:
         self,
         names: Mapping[str, str],
         *,
-        url: str | None = None,
+        url: str,
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
-        """``names``: ours → theirs. ``url`` replaces each line's, where the surface spells it
-        otherwise. ``defaults`` are body fields for lines that lack them."""
+        """``names``: ours → theirs. ``url`` is the surface's spelling, for lines that have another.
+        ``defaults`` are body fields for lines that lack them."""
         self._names = {ours: msgspec.Raw(_encode(theirs)) for ours, theirs in names.items()}
         self._same = all(ours == theirs for ours, theirs in names.items())
-        self._url = None if url is None else msgspec.Raw(_encode(url))
+        self._url, self._raw_url = url, msgspec.Raw(_encode(url))
         self._defaults = {k: msgspec.Raw(_encode(v)) for k, v in (defaults or {}).items()}
 
-    @property
-    def changes(self) -> bool:
-        """False when every line passes as it is."""
-        return not self._same or self._url is not None or bool(self._defaults)
-
     def line(self, data: bytes) -> bytes:
-        """One line, without its line end."""
-        if not self.changes:
+        """One line, without its line end; the same object where nothing is to be changed."""
+        if self._same and not self._defaults and _spelled.decode(data).url == self._url:
             return data
         line = _fields.decode(data)
         body = _fields.decode(line["body"])
@@ -65,8 +66,7 @@ class Outbound:
                 continue
             body.setdefault(field, value)
         line["body"] = msgspec.Raw(_encode(body))
-        if self._url is not None:
-            line["url"] = self._url
+        line["url"] = self._raw_url
         return _encode(line)
 
 

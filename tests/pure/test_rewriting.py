@@ -19,6 +19,7 @@ from tidemill.backends.words import in_our_words
 from tidemill.errors import ProviderUnavailable
 from tidemill.types import Answer, Refusal, Usage
 
+URL = "/v1/chat/completions"
 LINE = (
     b'{"custom_id":"\xc3\xa4", "method":"POST","url":"/v1/chat/completions",'
     b'"body":{"seed":1e3 , "model":"ours","x":{"model":"ours"},"t":0.10}}'
@@ -27,9 +28,19 @@ LINE = (
 
 def test_a_line_whose_words_are_the_same_passes_untouched() -> None:
     """Not one byte of it is written anew."""
-    same = Outbound({"ours": "ours"})
-    assert not same.changes
+    same = Outbound({"ours": "ours"}, url=URL)
     assert same.line(LINE) is LINE
+
+
+@pytest.mark.parametrize("theirs", ["ours", "theirs"])
+def test_every_line_has_the_surfaces_url(theirs: str) -> None:
+    """However its own was spelled; nothing else of it changes for that."""
+    outbound = Outbound({"ours": theirs}, url=URL)
+    for spelling in (b"/chat/completions", rb"\/v1\/chat\/completions"):
+        got = outbound.line(LINE.replace(b"/v1/chat/completions", spelling))
+        expected = json.loads(LINE)
+        expected["body"]["model"] = theirs
+        assert json.loads(got) == expected
 
 
 def test_only_the_model_the_url_and_missing_fields_change() -> None:
@@ -49,7 +60,7 @@ def test_only_the_model_the_url_and_missing_fields_change() -> None:
 def test_of_two_equal_keys_the_last_is_the_one_that_was_checked() -> None:
     """So it is the one that is sent."""
     line = LINE.replace(b'"model":"ours",', b'"model":"other","model":"ours",')
-    assert json.loads(Outbound({"ours": "theirs"}).line(line))["body"]["model"] == "theirs"
+    assert json.loads(Outbound({"ours": "theirs"}, url=URL).line(line))["body"]["model"] == "theirs"
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,30 @@ async def test_several_models_are_each_run_as_named(server: Open, world: Provide
     assert theirs == ["gpt-4.1", "gpt-4.1-mini", "gpt-4.1"]
 
 
+@pytest.mark.parametrize("theirs", ["big", "gpt-4.1"])
+@pytest.mark.parametrize("surface", ["openai", "azure", "azure, dated"])
+async def test_a_line_may_spell_its_url_as_any_surface_does(
+    server: Open, world: ProviderWorld, surface: str, theirs: str
+) -> None:
+    """The provider gets its own spelling in every line, as its surface needs it."""
+    world.set(models={"big": {"batch": True}})
+    kind, _, dated = surface.partition(", ")
+    table = {
+        "kind": kind,
+        "base_url": world.url + ("" if kind == "azure" else "/v1"),
+        "api_version": "2024-10-21" if dated else "",
+        "models": {"big": theirs},
+    }
+    async with server(table) as house:
+        ours = line("a"), line("b").replace(b"/v1/chat", b"/chat")
+        ended = await house.until((await house.start(*ours)).id)
+        assert ended.errors is None
+        assert set(await house.rows(ended.output_file_id)) == {"a", "b"}
+    (sent,) = (f for f in world.state()["files"].values() if f["purpose"] == "batch")
+    urls = {json.loads(text)["url"] for text in sent["text"].splitlines()}
+    assert urls == {CHAT.removeprefix("/v1") if dated else CHAT}
+
+
 async def test_what_providers_leave_out_is_normalised(server: Open, world: ProviderWorld) -> None:
     """Empty ids, null counts, a null endpoint and a zero-byte error file never reach a client."""
     for quirks in (["empty_ids"], ["null_counts", "null_endpoint", "zero_error_file"]):
