@@ -35,7 +35,7 @@ class OrdinaryRoutes:
     def __init__(self, dialect: Dialect, gate: Gate) -> None:
         self._dialect = dialect
         self._gate = gate
-        self._provider = dialect.provider
+        self.provider = dialect.provider
         self._names = {
             ours: model.standard
             for ours, model in dialect.provider.models.items()
@@ -45,7 +45,7 @@ class OrdinaryRoutes:
     def cards(self) -> Sequence[ModelCard]:
         """Its models under our names. What a model can do, the provider knows: all is allowed."""
         return tuple(
-            ModelCard(id=name, owned_by=self._provider.name, embeddings=True, tools=True)
+            ModelCard(id=name, owned_by=self.provider.name, embeddings=True, tools=True)
             for name in self._names
         )
 
@@ -55,7 +55,7 @@ class OrdinaryRoutes:
 
     def where(self, model: str) -> str:
         """The provider, whatever the model."""
-        return self._provider.name
+        return self.provider.name
 
     async def count(self, endpoint: str, body: bytes) -> int | None:
         """Unknown: only the provider has its tokenizer."""
@@ -64,11 +64,11 @@ class OrdinaryRoutes:
     @property
     def capacities(self) -> Mapping[str, int]:
         """Lines that it may be given now."""
-        return {self._provider.name: int(self._gate.limit)}
+        return {self.provider.name: int(self._gate.limit)}
 
     def place(self, model: str, endpoint: str) -> str:
         """The provider, whatever the line."""
-        return self._provider.name
+        return self.provider.name
 
     def waits(self, lines: Mapping[str, Waiting]) -> None:
         """Nothing is to be prepared for a line."""
@@ -122,7 +122,7 @@ class OrdinaryRoutes:
             usage=usage_of(content),
             model=ours,
             request_id=raw.headers.get("x-request-id") or "",
-            execution=self._provider.name,
+            execution=self.provider.name,
         )
 
     async def stream(
@@ -164,7 +164,7 @@ class OrdinaryRoutes:
                 except Exception as exc:
                     failure = refusals.read(exc)
                     self._throttle(failure)
-                    error = refusals.error_of(self._provider.name, failure, names)
+                    error = refusals.error_of(self.provider.name, failure, names)
                     if not events.passed:
                         raise error from exc
                     yield broken(error, endpoint, events.passed)
@@ -189,7 +189,7 @@ class OrdinaryRoutes:
             raise ModelNotFound(
                 f"The model '{ours}' does not exist or is not served here.", param="model"
             )
-        more = body_defaults(defaults or BatchParams(), endpoint, self._provider.kind)
+        more = body_defaults(defaults or BatchParams(), endpoint, self.provider.kind)
         limits = {"max_tokens", "max_completion_tokens", "max_output_tokens"}
         for name, value in more.items():
             if not (name in limits and limits & fields.keys()):
@@ -236,7 +236,7 @@ class OrdinaryRoutes:
 
     def _refused(self, failure: Failure, ours: str) -> Refusal:
         self._throttle(failure)
-        error = refusals.error_of(self._provider.name, failure, {ours: self._names[ours]})
+        error = refusals.error_of(self.provider.name, failure, {ours: self._names[ours]})
         transient = failure.meaning is Meaning.TRANSIENT
         return Refusal(
             status_code=error.status,

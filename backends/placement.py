@@ -11,9 +11,9 @@ from typing import Literal
 
 from tidemill.errors import (
     AmbiguousProvider,
-    Forbidden,
     ModelNotFound,
     NotSupported,
+    ProviderNotPermitted,
     ProviderUnavailable,
 )
 from tidemill.types import Placement, Record
@@ -55,7 +55,7 @@ class Question(Record, frozen=True, kw_only=True):
 def place(question: Question) -> Placement:
     """Where the batch of this file runs, and why.
 
-    Raises ``Forbidden`` (a provider that is unknown or not permitted), ``AmbiguousProvider``,
+    Raises ``ProviderNotPermitted``, ``AmbiguousProvider``,
     ``NotSupported`` (501, when a provider was demanded), ``ProviderUnavailable`` (nobody can tell
     yet) and ``ModelNotFound`` (no one place serves every model).
     """
@@ -64,11 +64,7 @@ def place(question: Question) -> Placement:
     if q.provider is not None:
         permitted = [candidate for candidate in permitted if candidate.name == q.provider]
         if not permitted:
-            raise Forbidden(
-                f"The key may not use a provider named '{q.provider}'.",
-                param="X-Tidemill-Provider",
-                code="provider_not_permitted",
-            )
+            raise ProviderNotPermitted(q.provider)
     if q.execution == "local":
         return _here(q, "the request asked for it")
     covering = [c for c in permitted if c.verdict == "yes" and not _uncovered(q, c)]

@@ -20,7 +20,7 @@ from tidemill.backends.ordinary import OrdinaryRoutes
 from tidemill.backends.placement import Candidate, Question, place
 from tidemill.backends.provider import Local, ProviderBackend
 from tidemill.backends.routed import RoutedInference
-from tidemill.errors import BudgetExceeded, Forbidden, NotFound
+from tidemill.errors import BudgetExceeded, Forbidden, NotFound, ProviderNotPermitted
 from tidemill.ports import Store
 from tidemill.prices import UNPRICED, Catalogue
 from tidemill.providers import Provider, parse
@@ -97,6 +97,10 @@ class Providers:
             )
         return self.backends
 
+    def ordinary(self, provider: str) -> OrdinaryRoutes | None:
+        """The ordinary routes of one provider; None where none has this name."""
+        return next((one for one in self.routes if one.provider.name == provider), None)
+
     def batches(self, model: str) -> bool:
         """True when some provider has a batch name for the model."""
         return any(model in provider.batch_models() for provider in self.configured)
@@ -113,11 +117,7 @@ class Providers:
             asked = (upload.execution, upload.provider)
             return await self._placed(facts, limits, *asked, here)
         if upload.provider is not None and not access.uses(limits, upload.provider):
-            raise Forbidden(
-                f"The key may not use a provider named '{upload.provider}'.",
-                param="X-Tidemill-Provider",
-                code="provider_not_permitted",
-            )
+            raise ProviderNotPermitted(upload.provider)
         return msgspec.structs.replace(
             facts,
             placement=Placement(reason="its models are known when a batch checks it"),

@@ -10,7 +10,7 @@ import msgspec
 from tidemill import access
 from tidemill.backends.provider import ProviderBackend
 from tidemill.backends.settlement import Incomplete
-from tidemill.errors import BadRequest, Forbidden, NotSupported, ProviderUnavailable
+from tidemill.errors import BadRequest, NotSupported, ProviderNotPermitted, ProviderUnavailable
 from tidemill.estimates import Examination
 from tidemill.ports import Backend
 from tidemill.types import (
@@ -64,7 +64,7 @@ class BackendRegistry:
 
     def _refuse_early(self, upload: Upload) -> None:
         if upload.provider is not None and not self._is_provider(upload.provider):
-            raise _not_permitted(upload.provider)
+            raise ProviderNotPermitted(upload.provider)
         if upload.execution == "provider" and not any(map(self._is_provider, self._backends)):
             raise NotSupported(
                 "No provider with a batch API is configured; send X-Tidemill-Execution: auto or "
@@ -76,14 +76,14 @@ class BackendRegistry:
     ) -> None:
         """Whether a create may ask for this of a file whose place was decided at upload.
 
-        Raises ``Forbidden`` for a provider that is unknown or not permitted, ``NotSupported`` when
+        Raises ``ProviderNotPermitted``, ``NotSupported`` when
         a provider is demanded and the file runs here, and ``BadRequest`` for another place.
         """
         placed = file.facts.placement
         if provider is not None and not (
             self._is_provider(provider) and access.uses(who.limits, provider)
         ):
-            raise _not_permitted(provider)
+            raise ProviderNotPermitted(provider)
         if not file.facts.checked:
             return  # placed once its models are known, as its upload asked
         if execution == "provider" and placed.execution == "local":
@@ -113,14 +113,6 @@ class BackendRegistry:
 
     def _is_provider(self, name: str) -> bool:
         return isinstance(self._backends.get(name), ProviderBackend)
-
-
-def _not_permitted(provider: str) -> Forbidden:
-    return Forbidden(
-        f"The key may not use a provider named '{provider[:100]}'.",
-        param="X-Tidemill-Provider",
-        code="provider_not_permitted",
-    )
 
 
 class Departed:

@@ -14,10 +14,12 @@ from litestar.response.base import ASGIResponse
 from litestar.response.streaming import ASGIStreamingResponse
 from litestar.types import Receive, Scope, Send
 
-from tidemill import clock, wire
+from tidemill import access, clock, wire
 from tidemill.access import INFERENCE
+from tidemill.errors import ProviderNotPermitted
 from tidemill.handlers import allowance
 from tidemill.handlers.deps import Services, body, principal, services
+from tidemill.handlers.files import provider_asked
 from tidemill.types import Answer, Outcome, Principal, Usage, UsageRow
 
 T = TypeVar("T")
@@ -80,11 +82,12 @@ async def run(
 ) -> Response[bytes]:
     """Run the body ``raw`` for whoever asks, streamed or not, and book what it cost.
 
-    A client that hangs up frees the engine's slot. Raises ``TidemillError`` when a stream fails
+    Where the request names a provider, nobody else is asked. A client that hangs up frees the
+    engine's slot. Raises ``TidemillError`` when a stream fails
     before its first event; a failure without a stream is answered here.
     """
     who = await principal(request)
-    given = services(request)
+    given = _asked_of(services(request), who, provider_asked(request))
     lane = await allowance.interactive(given, who, endpoint, raw, model)
     purchase = allowance.Purchase(given, who, endpoint, raw, model)
     while not await purchase.begin():
@@ -120,6 +123,16 @@ async def run(
         if streamed is None:  # else it is settled when the stream ends
             with anyio.CancelScope(shield=True):
                 await bill.settle()
+
+
+def _asked_of(given: Services, who: Principal, provider: str | None) -> Services:
+    """The services as they are for a request that names its provider."""
+    if provider is None:
+        return given
+    routes = None if given.providers is None else given.providers.ordinary(provider)
+    if routes is None or not access.uses(who.limits, provider):
+        raise ProviderNotPermitted(provider)
+    return msgspec.structs.replace(given, inference=routes)
 
 
 def _answered(outcome: Outcome) -> Response[bytes]:

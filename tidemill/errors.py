@@ -117,6 +117,17 @@ class Forbidden(TidemillError):
     code = "permission_denied"
 
 
+class ProviderNotPermitted(Forbidden):
+    """A request names a provider that is unknown, or that the key may not use: both look alike."""
+
+    code = "provider_not_permitted"
+
+    def __init__(self, provider: str) -> None:
+        super().__init__(
+            f"The key may not use a provider named '{provider[:100]}'.", param="X-Tidemill-Provider"
+        )
+
+
 class NotFound(TidemillError):
     """Nothing with this id; a foreign object looks the same."""
 

@@ -117,6 +117,9 @@ class ProviderDesk(Protocol):
     async def report(self) -> list[dict[str, Any]]:
         """Each provider with verdict, age, reason and the models that it refused to batch."""
 
+    def ordinary(self, provider: str) -> Inference | None:
+        """The ordinary routes of one provider; None where none has this name."""
+
     async def forget(
         self, provider: str, models: Sequence[str] | None, by: Actor | None = None
     ) -> int:

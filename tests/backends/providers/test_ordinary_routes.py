@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from typing import Any
 
 import anyio
+import msgspec
 import openai
 import pytest
 from worlds.house import Open, line
@@ -14,7 +16,7 @@ from worlds.provider import ProviderWorld
 
 from tidemill.backends.ordinary import OrdinaryRoutes
 from tidemill.budgets import BYTES_PER_TOKEN
-from tidemill.types import Lane, Usage
+from tidemill.types import KeyRecord, Lane, Limits, Usage
 
 pytestmark = pytest.mark.anyio
 
@@ -38,6 +40,69 @@ async def test_one_base_url_serves_everything(server: Open, world: ProviderWorld
             await house.client.chat.completions.create(model="nobody", messages=HELLO)  # type: ignore[arg-type]
         booked = await house.server.store.ledger.usage(None, 0, 2**40)
         assert {row.model for row in booked} == {"big", "vectors"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("header", ["X-Tidemill-Provider", "X-Logos-Provider"])
+async def test_a_request_may_name_its_provider(
+    server: Open, world: ProviderWorld, header: str, stream: bool
+) -> None:
+    """Where several serve its model, and where this server does; it is booked there."""
+    first = {"name": "first", "models": {"big": {"standard": "gpt-4.1"}}}
+    second = {"name": "second", "models": {"big": {"standard": "dep-41"}, "echo": "dep-41"}}
+    async with server(first, second) as house:
+        for model in MODELS:
+            headers = {header: "second"}
+            answer: Any = await house.client.chat.completions.create(
+                model=model,
+                messages=HELLO,  # type: ignore[arg-type]
+                stream=stream,
+                extra_headers=headers,
+            )
+            if stream:
+                assert {chunk.model async for chunk in answer} == {model}
+            else:
+                assert answer.model == model
+        booked = await house.server.store.ledger.usage(None, 0, 2**40)
+        assert [(row.model, row.execution) for row in booked] == [
+            ("big", "second"),
+            ("echo", "second"),
+        ]
+        with pytest.raises(openai.NotFoundError):
+            await house.client.chat.completions.create(
+                model="echo",
+                messages=HELLO,  # type: ignore[arg-type]
+                extra_headers={header: "first"},
+            )
+    asked = [e["path"] for e in world.state()["log"] if e["route"] == "chat.completions"]
+    assert len(asked) == 2
+
+
+async def test_a_request_that_names_a_wrong_provider_is_refused(
+    server: Open, world: ProviderWorld
+) -> None:
+    """One that is unknown, or that the key may not use, as for a batch; no name is ignored."""
+    limits = Limits(providers={"up": ("big",), "local": ("*",)})
+    key = KeyRecord(id="k", name="k", owner="o", prefix="", digest="", created_at=1, limits=limits)
+    tables = (STANDARD, STANDARD | {"name": "other"})
+    async with server(*tables, api_keys="x") as house:
+        digest = hashlib.sha256(b"secret").hexdigest()
+        await house.server.store.keys.add(msgspec.structs.replace(key, digest=digest))
+        client = house.client.with_options(api_key="secret")
+        no = "403 provider_not_permitted"
+        cases = {"up": "200", "other": no, "nobody": no, "local": no}
+        for name, expected in cases.items():
+            try:
+                await client.chat.completions.create(
+                    model="big",
+                    messages=HELLO,  # type: ignore[arg-type]
+                    extra_headers={"X-Tidemill-Provider": name},
+                )
+                found = "200"
+            except openai.APIStatusError as refused:
+                found = f"{refused.status_code} {refused.code}"
+            assert found == expected
+    assert world.calls("chat.completions") == 1
 
 
 async def test_a_stream_passes_through_and_is_booked(server: Open, world: ProviderWorld) -> None:
@@ -174,7 +239,7 @@ async def test_a_stream_that_is_left_is_booked_by_an_estimate(
     assert told[0].output >= 2
 
 
-async def test_a_stream_that_is_refused_is_an_error(server: Open, world: ProviderWorld) -> None:
+async def test_a_stream_that_is_nois_an_error(server: Open, world: ProviderWorld) -> None:
     """The provider's own refusal, before any event."""
     error = {"message": "Too fast.", "type": "requests", "code": "rate_limit_exceeded"}
     world.fail("chat.completions", status=429, body={"error": error}, headers={"retry-after": "2"})
