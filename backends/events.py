@@ -60,6 +60,13 @@ class Events:
         self.passed += len(passed)
         return passed
 
+    def finish(self) -> list[bytes]:
+        """The last event, where the stream ended without the blank line behind it."""
+        rest = self._rest.strip()
+        if not rest.startswith((b"data:", b"event:")) or not rest.endswith((b"}", _DONE)):
+            return []
+        return self.feed(b"\n\n")
+
     def _pass(self, event: bytes) -> bytes | None:
         lines = event.split(b"\n")
         data = b"\n".join(

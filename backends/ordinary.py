@@ -7,7 +7,8 @@ its ``Retry-After``, at the standard price. Bodies pass unchanged but for the mo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import anyio
@@ -20,12 +21,20 @@ from tidemill.backends.events import Events, broken
 from tidemill.backends.refusals import Failure, Meaning
 from tidemill.backends.rewriting import body_defaults, renamed, usage_of
 from tidemill.backends.words import sent
-from tidemill.errors import BadRequest, ModelNotFound, RequestRefused, TidemillError, refusal
+from tidemill.errors import (
+    BadRequest,
+    ModelNotFound,
+    ProviderUnavailable,
+    RequestRefused,
+    TidemillError,
+    refusal,
+)
 from tidemill.scheduler.retry import Gate
 from tidemill.types import Answer, BatchParams, Lane, ModelCard, Outcome, Refusal, Usage, Waiting
 
 _fields = msgspec.json.Decoder(dict[str, Any])
 
+_NO_ANSWER = "It answered with something that is no answer."
 _STREAMING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
 
 
@@ -114,8 +123,13 @@ class OrdinaryRoutes:
             except Exception as exc:  # noqa: BLE001 - read() raises what is no failure of theirs
                 return self._refused(refusals.read(exc), ours)
             self._gate.succeeded()
-        # Providers indent; a result row is one line.
-        content = msgspec.json.format(raw.http_response.content, indent=-1)
+        try:
+            # Providers indent; a result row is one line.
+            content = msgspec.json.format(raw.http_response.content, indent=-1)
+        except msgspec.DecodeError:
+            content = b""
+        if not content.startswith(b"{"):
+            return self._refused(Failure(meaning=Meaning.TRANSIENT, message=_NO_ANSWER), ours)
         answer = renamed(content, ours) if ours != theirs else content
         return Answer(
             body=answer,
@@ -155,8 +169,8 @@ class OrdinaryRoutes:
                 try:
                     async with self._streaming(endpoint, theirs, fields) as response:
                         events.credentials = sent(response.http_request.headers)
-                        async for piece in response.iter_bytes():
-                            for event in events.feed(piece):
+                        async with aclosing(_said(response, events)) as said:
+                            async for event in said:
                                 if booked is not None and events.ended and not told:
                                     told = True
                                     booked(ours, events.usage)
@@ -250,6 +264,17 @@ class OrdinaryRoutes:
             # "Too fast" is ours to mend, by going slower; it must not use up the line's attempts.
             spend=not (transient and failure.status == 429),
         )
+
+
+async def _said(response: Any, events: Events) -> AsyncGenerator[bytes]:
+    """The events of a response; raises ``ProviderUnavailable`` where there are none."""
+    async for piece in response.iter_bytes():
+        for event in events.feed(piece):
+            yield event
+    for event in events.finish():
+        yield event
+    if not events.passed:
+        raise ProviderUnavailable(_NO_ANSWER)
 
 
 async def _left(calling: asyncio.Future[Any], *, to_its_end: bool) -> Usage | None:

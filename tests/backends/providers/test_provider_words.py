@@ -72,6 +72,38 @@ async def test_what_is_no_error_object_is_told_in_our_words(
             assert "gpt-4.1" not in refused.value.message
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("body", ["<html>hello</html>", "", [1, 2]])
+async def test_a_success_that_is_no_answer(
+    server: Open, world: ProviderWorld, body: Any, stream: bool
+) -> None:
+    """As a proxy in front of a provider gives one: 502, and a line tries again."""
+    world.fail("chat.completions", status=200, times=2, body=body)
+    async with server(STANDARD) as house:
+        with pytest.raises(openai.InternalServerError, match="no answer") as refused:
+            await house.client.chat.completions.create(model="big", messages=HELLO, stream=stream)
+        assert (refused.value.status_code, refused.value.code) == (502, "provider_unavailable")
+        ended = await house.until((await house.start(line("a", model="big"))).id)
+        assert ended.request_counts.model_dump() == {"total": 1, "completed": 1, "failed": 0}
+        assert world.calls("chat.completions") == 3
+
+
+def test_a_stream_may_end_without_its_last_blank_line() -> None:
+    """The event is whole; half of one is nothing."""
+    for rest, passed in (
+        (b'data: {"choices": [], "usage": {"prompt_tokens": 3}}', 1),
+        (b"data: [DONE]", 1),
+        (b'data: {"choi', 0),
+        (b'{"error": {}}', 0),
+        (b"\r\n", 0),
+    ):
+        events = Events(None, wants_usage=True)
+        assert events.feed(rest) == []
+        assert len(events.finish()) == passed
+        assert events.ended is (b"DONE" in rest)
+        assert events.usage.input == (3 if b"usage" in rest else 0)
+
+
 def test_an_error_in_the_middle_of_a_stream() -> None:
     """The events before it are left as they are."""
     events = Events("big", wants_usage=True, names={"big": "gpt-4.1"})
