@@ -132,6 +132,25 @@ async def test_quota_may_run_here_when_the_settings_say_so(
         assert await house.server.providers.eligibility.all() == []
 
 
+@pytest.mark.parametrize(("here", "status"), [(False, "failed"), (True, "completed")])
+async def test_quota_that_is_told_later(
+    server: Open, world: ProviderWorld, here: bool, status: str
+) -> None:
+    """The same of a batch that was taken first and then failed, whatever the text says of the
+    model."""
+    said = "Enqueued token limit reached: the model is not available now."
+    problem = {"code": "token_limit_exceeded", "message": said, "line": None}
+    world.set(outcome={"status": "failed", "finish": 0, "problems": [problem]})
+    async with server(fallback_on_quota=here) as house:
+        ended = await house.until((await house.start(line("a", model="echo"))).id)
+        assert ended.status == status
+        assert (ended.errors is None) is here
+        if ended.errors is not None:
+            assert ended.errors.data is not None
+            assert [(p.code, p.message) for p in ended.errors.data] == [(problem["code"], said)]
+        assert await house.server.providers.eligibility.all() == []
+
+
 async def test_an_answer_is_forgotten_when_the_model_works_again(
     server: Open, world: ProviderWorld
 ) -> None:
