@@ -68,7 +68,8 @@ class Capability:
         self._dialects = {dialect.provider.name: dialect for dialect in dialects}
         self._facts = facts
         self._ttl_s = max(1, int(ttl_hours * 3600))
-        self._patience_s = patience_s
+        self.patience_s = patience_s
+        """How long an upload waits for a probe, of however many providers."""
         self._now = now
         self._known: dict[str, Verdict] = {}
         self._asking: dict[str, anyio.Event] = {}
@@ -101,7 +102,7 @@ class Capability:
         known = self._known.get(name)
         if known is not None and known.until_at > self._now():
             return known
-        with anyio.move_on_after(self._patience_s):
+        with anyio.move_on_after(self.patience_s):
             await self.ask(name)
         late = Verdict(state="unknown", reason="the provider has not answered its probe yet")
         return self._known.get(name, late)

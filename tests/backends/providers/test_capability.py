@@ -140,6 +140,26 @@ async def test_no_upload_waits_for_a_slow_probe(world: ProviderWorld, tmp_path: 
     await store.close()
 
 
+async def test_providers_are_asked_side_by_side(server: Open, world: ProviderWorld) -> None:
+    """One that hangs keeps nobody from hearing the other; an upload waits five seconds for all of
+    them, and goes to the one that answered."""
+    world.fail("batches.list", kind="hang")
+    async with server({"name": "one"}, {"name": "two"}) as house:
+        capability = house.server.providers.capability
+        assert capability.patience_s == 5.0
+        with anyio.fail_after(30):
+            while True:
+                if known := capability.known():
+                    break
+                await anyio.sleep(0.01)
+        [(name, verdict)] = known.items()
+        assert verdict.state == "yes"
+        capability.patience_s = 0.1
+        file = await house.upload(line("a"))
+        assert file.model_extra["tidemill_placement"]["provider"] == name
+    assert world.calls("batches.list") == 2
+
+
 async def test_a_verdict_is_renewed_before_it_runs_out(server: Open, world: ProviderWorld) -> None:
     """In the background: an upload never meets an old one."""
     async with server(batch_capability_ttl_hours=2 / 3600) as house:
