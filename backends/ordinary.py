@@ -259,6 +259,7 @@ class OrdinaryRoutes:
             param=error.param,
             type=error.type,
             body=wire.encode(wire.error_object(error)),
+            request_id=failure.request_id,
             retry=transient,
             retry_after_s=failure.retry_after_s,
             # "Too fast" is ours to mend, by going slower; it must not use up the line's attempts.

@@ -52,6 +52,7 @@ class Failure(Record, frozen=True, kw_only=True):
     param: str | None = None
     type: str = "invalid_request_error"
     retry_after_s: float | None = None
+    request_id: str = ""
     problems: tuple[Problem, ...] = ()
     given: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """The provider's own error object, whole; empty where it sent none."""
@@ -200,6 +201,7 @@ def _read_status(exc: openai.APIStatusError) -> Failure:
         param=param,
         type=_text(inner.get("type")) or "invalid_request_error",
         retry_after_s=_retry_after(exc.response.headers),
+        request_id=exc.request_id or "",
         problems=problems,
         given=inner,
     )

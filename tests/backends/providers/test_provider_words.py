@@ -48,12 +48,15 @@ async def test_an_error_of_an_interactive_request(
 
 @pytest.mark.parametrize("status", [400, 500])
 async def test_an_error_of_a_line(server: Open, world: ProviderWorld, status: int) -> None:
-    """In its row, after the last attempt."""
-    world.fail("chat.completions", status=status, times=-1, body={"error": _error("gpt-4.1")})
+    """In its row, after the last attempt, with the provider's id of that."""
+    said = {"error": _error("gpt-4.1")}
+    given = {"x-request-id": "req_theirs"}
+    world.fail("chat.completions", status=status, times=-1, body=said, headers=given)
     async with server(STANDARD, max_line_attempts=2) as house:
         ended = await house.until((await house.start(line("a", model="big"))).id)
         response = (await house.rows(ended.error_file_id))["a"]["response"]
         assert (response["status_code"], response["body"]) == (status, {"error": _error("big")})
+        assert response["request_id"] == "req_theirs"
 
 
 async def test_what_is_no_error_object_is_told_in_our_words(
