@@ -750,12 +750,21 @@ class Provider:
     def _response_events(response: dict[str, Any], text: str) -> list[Any]:
         begun = response | {"status": "in_progress", "output": [], "usage": None}
         place = {"item_id": "msg_1", "output_index": 0, "content_index": 0, "logprobs": []}
-        told: list[dict[str, Any]] = [{"type": "response.created", "response": begun}]
+        (item,) = response["output"]
+        (part,) = item["content"]
+        empty = {"item": item | {"status": "in_progress", "content": []}, "output_index": 0}
+        told: list[dict[str, Any]] = [
+            {"type": "response.created", "response": begun},
+            {"type": "response.output_item.added", **empty},
+            {"type": "response.content_part.added", "part": part | {"text": ""}, **place},
+        ]
         told += [
             {"type": "response.output_text.delta", "delta": piece, **place}
             for piece in re.findall(r"\S+\s*", text)
         ]
         told.append({"type": "response.output_text.done", "text": text, **place})
+        told.append({"type": "response.content_part.done", "part": part, **place})
+        told.append({"type": "response.output_item.done", "item": item, "output_index": 0})
         told.append({"type": "response.completed", "response": response})
         numbered = [event | {"sequence_number": n} for n, event in enumerate(told)]
         return ["sse"] + [

@@ -185,17 +185,36 @@ async def test_without_an_identity_the_verdict_says_why(
         assert "no Entra token" in verdict.reason
 
 
-async def test_chat_goes_to_the_standard_deployment(server: Open, world: ProviderWorld) -> None:
-    """Interactive requests are routed by model, under either spelling."""
-    for version in ("", "2024-10-21"):
-        async with server(_azure(world, api_version=version)) as house:
-            answer = await house.client.chat.completions.create(
-                model="gpt-4.1", messages=[{"role": "user", "content": "hello"}]
-            )
-            assert answer.model == "gpt-4.1"
-            assert answer.choices[0].message.content == "echo: hello"
-    paths = [e["path"] for e in world.state()["log"] if e["route"] == "chat.completions"]
-    assert paths == [
-        "/openai/v1/chat/completions",
-        "/openai/deployments/dep-41/chat/completions",
-    ]
+@pytest.mark.parametrize("version", ["", "2024-10-21"])
+async def test_interactive_requests_go_to_the_standard_deployment(
+    server: Open, world: ProviderWorld, version: str
+) -> None:
+    """Routed by model, on every route, streamed or not, under either spelling."""
+    async with server(_azure(world, api_version=version)) as house:
+        client, model = house.client, "gpt-4.1"
+        hello: Any = [{"role": "user", "content": "hello"}]
+        plain: list[Any] = [
+            await client.chat.completions.create(model=model, messages=hello),
+            await client.completions.create(model=model, prompt="hello"),
+            await client.embeddings.create(model=model, input="hello"),
+            await client.responses.create(model=model, input="hello"),
+        ]
+        assert [answer.model for answer in plain] == [model] * 4
+        assert plain[0].choices[0].message.content == plain[3].output_text == "echo: hello"
+        streams: list[Any] = [
+            await client.chat.completions.create(model=model, messages=hello, stream=True),
+            await client.completions.create(model=model, prompt="hello", stream=True),
+        ]
+        for stream in streams:
+            assert {chunk.model async for chunk in stream} == {model}
+        async with client.responses.stream(model=model, input="hello") as events:
+            response = await events.get_final_response()
+        assert (response.model, response.output_text) == (model, "echo: hello")
+    paths = [e["path"] for e in world.state()["log"] if not e["route"].startswith("batches")]
+    routes = ["chat/completions", "completions", "embeddings", "responses"]
+    routes += ["chat/completions", "completions", "responses"]
+    if version:
+        scoped = [r if r == "responses" else f"deployments/dep-41/{r}" for r in routes]
+        assert paths == [f"/openai/{route}" for route in scoped]
+    else:
+        assert paths == [f"/openai/v1/{route}" for route in routes]
