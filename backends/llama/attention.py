@@ -34,6 +34,12 @@ def flash() -> int:
     return int(C.LLAMA_FLASH_ATTN_TYPE_ENABLED if _share else C.LLAMA_FLASH_ATTN_TYPE_AUTO)
 
 
+def unshare() -> None:
+    """The step that was told is over: what another context computes next has nothing of it."""
+    for tell in _share:
+        tell([])
+
+
 class Beginnings:
     """Sequence ids of one context whose first tokens are the same in memory, bit for bit, because
     one was copied from the other. Ids count from 0 in their context."""

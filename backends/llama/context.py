@@ -7,7 +7,7 @@ from typing import Any
 
 from llama_cpp import llama_cpp as C
 
-from tidemill.backends.llama.attention import Beginnings, flash
+from tidemill.backends.llama.attention import Beginnings, flash, unshare
 from tidemill.backends.llama.model import Model
 from tidemill.backends.llama.state import WORD, fitted
 from tidemill.errors import EngineUnavailable
@@ -74,6 +74,7 @@ class Context:
 
     def stepped(self) -> None:
         """A step of this context is over: it made the copies that were noted."""
+        unshare()
         self._sources.clear()
         self._targets.clear()
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from llama_cpp import llama_cpp as C
 
+from tidemill.backends.llama import attention
 from tidemill.backends.llama.grammar import Grammar, from_schema
 from tidemill.backends.llama.model import Model, silence
 from tidemill.backends.llama.sampling import Chooser
@@ -34,8 +35,9 @@ SIZES = {
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[Model]:
-    """The weights, loaded into this process."""
+    """The weights, loaded into this process, and attention as an engine has it."""
     silence(4)
+    assert attention.offer() is None
     model = Model(resolve("smollm2"), 0)
     yield model
     model.close()
@@ -59,9 +61,12 @@ class NativeStepper(Stepper):
 
     def step(self, chunks: list[Chunk[Chooser]]) -> Observation:
         """One call for all sequences."""
+        context = self._contexts[0]
+        context.step()
         rc, chosen = self._native.run(
             [(c.seq, c.start, c.tokens, c.drafts, self._choice(c.chooser)) for c in chunks]
         )
+        context.stepped()
         assert rc == 0
         asked = [c for c in chunks if c.chooser is not None]
         return Observation(

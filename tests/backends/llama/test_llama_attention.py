@@ -178,6 +178,22 @@ def test_what_sequences_have_in_common_changes_nothing(
     assert apart(told, untold) < 0.06
 
 
+def test_what_one_context_has_in_common_is_not_said_of_another(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step is told of its own sequences, and whoever computes next of nothing."""
+    told: list[list[tuple[int, int]]] = []
+    monkeypatch.setattr(attention, "_share", [lambda all_of: told.append(list(all_of))])
+    stepper = stepper_class()[0](model, slots=2, context=256, threads=1, headroom=0)
+    stepper.open()
+    stepper.step([Chunk(key=0, seq=0, start=0, tokens=[500] * 40, chooser=None)])
+    assert stepper.copy(0, 1)
+    told.clear()
+    stepper.step([Chunk(key=s, seq=s, start=40, tokens=[600], chooser=None) for s in (0, 1)])
+    stepper.close()
+    assert [[length for _, length in one] for one in told] == [[40, 40], []]
+
+
 def test_a_false_claim_would_be_seen(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the claims reach the computation, and the test above can fail."""
     honest, _ = walk(model, 1)
