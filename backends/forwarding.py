@@ -144,7 +144,12 @@ class Forwarding:
             ),
             about=file_id,
         )
-        return _object(raw)
+        created = _object(raw)
+        if _text(created.get("id")) is None:
+            raise ProviderFailed(
+                Failure(meaning=Meaning.TRANSIENT, message="The provider gave the batch no id.")
+            )
+        return created
 
     async def find(self, batch_id: str, since_at: int) -> dict[str, Any] | None:
         """The provider's batch that carries our id, among those made since ``since_at``."""
@@ -226,14 +231,15 @@ def as_seen(known: UpstreamBatch, answer: dict[str, Any]) -> UpstreamBatch:
     """What we knew of a batch, with what the provider says now.
 
     Absent, null and empty values are normalised: OpenAI gives ``""`` for a file that is not there,
-    Azure null counts and errors without line or param.
+    Azure null counts and errors without line or param. An id that is on record stays: it is the one
+    that was asked for, whatever stands in the answer.
     """
     counts = answer.get("request_counts")
     counts = counts if isinstance(counts, dict) else {}
     status = _text(answer.get("status")) or known.status
     return msgspec.structs.replace(
         known,
-        id=_text(answer.get("id")) or known.id,
+        id=known.id or _text(answer.get("id")),
         status=status,
         completed=max(known.completed, _whole(counts.get("completed"))),
         failed=max(known.failed, _whole(counts.get("failed"))),

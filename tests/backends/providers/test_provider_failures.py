@@ -38,6 +38,8 @@ async def test_a_create_whose_answer_was_lost_is_adopted(
         {"kind": "drop"},
         {"kind": "hang"},
         {"kind": "cut", "after": 5},
+        {"status": 200, "body": {"object": "batch"}},
+        {"status": 200, "body": "<html>hello</html>"},
     ],
     ids=lambda fault: str(fault.get("kind") or fault["status"]),
 )
@@ -59,21 +61,65 @@ async def test_a_create_that_fails_is_tried_again(
 @pytest.mark.parametrize("route", ["batches.retrieve", "files.content"])
 @pytest.mark.parametrize(
     "fault",
-    [{"status": 500}, {"status": 429}, {"status": 401}, {"kind": "drop"}, {"kind": "cut"}],
+    [
+        {"status": 500},
+        {"status": 429},
+        {"status": 401},
+        {"status": 200, "body": "<html>hello</html>"},
+        {"kind": "drop"},
+        {"kind": "cut"},
+        {"kind": "hang"},
+    ],
     ids=lambda fault: str(fault.get("kind") or fault["status"]),
 )
 async def test_a_look_or_a_settlement_that_breaks_off_is_begun_again(
     server: Open, world: ProviderWorld, route: str, fault: dict[str, Any]
 ) -> None:
     """Every line has one row and one booking, however often its results were read."""
-    world.fail(route, times=3, after=150, **fault)
-    async with server() as house:
+    patience = {"timeout_s": 0.5} if fault.get("kind") == "hang" else {}
+    world.fail(route, **{"times": 3, "after": 150} | fault)
+    async with server(patience) as house:
         batch = await house.start(*(line(str(n)) for n in range(6)))
         ended = await house.until(batch.id)
         assert ended.request_counts.model_dump() == {"total": 6, "completed": 6, "failed": 0}
         assert len(await house.rows(ended.output_file_id)) == 6
         assert len(await house.server.store.ledger.usage(None, 0, 2**40)) == 6
     assert world.calls(route) > 3
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"id": "batch_of_another", "status": "in_progress"},
+        {"status": "in_progress", "request_counts": "many", "errors": "none", "output_file_id": 7},
+        {"status": 5},
+        {"status": "on its way"},
+    ],
+)
+async def test_an_odd_answer_to_a_look_changes_nothing(
+    server: Open, world: ProviderWorld, odd: dict[str, Any]
+) -> None:
+    """Not the id on record above all: the next look asks for the same batch."""
+    world.fail("batches.retrieve", times=2, status=200, body=odd)
+    async with server() as house:
+        ended = await house.until((await house.start(line("a"))).id)
+        assert ended.status == "completed"
+        assert ended.request_counts.model_dump() == {"total": 1, "completed": 1, "failed": 0}
+    (theirs,) = world.state()["batches"]
+    asked = [e["path"] for e in world.state()["log"] if e["route"] == "batches.retrieve"]
+    assert set(asked) == {f"/v1/batches/{theirs}"}
+
+
+async def test_a_client_may_use_all_of_its_metadata(server: Open, world: ProviderWorld) -> None:
+    """One of sixteen pairs makes room for our id there; the client sees its own sixteen."""
+    async with server() as house:
+        mine = {f"key{n}": "x" for n in range(16)}
+        batch = await house.create((await house.upload(line("a"))).id, metadata=mine)
+        assert batch.metadata == mine
+        assert (await house.until(batch.id)).metadata == mine
+    (there,) = world.state()["batches"].values()
+    assert len(there["metadata"]) == 16
+    assert there["metadata"]["tidemill_batch"] == batch.id
 
 
 async def test_a_batch_that_the_provider_forgot_ends_with_the_reason(
