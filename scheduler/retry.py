@@ -65,6 +65,14 @@ _LETS_PASS_S = {Lane.INTERACTIVE: 0.0, Lane.JOB: 10.0}
 """How long after it a call of a better lane may come and still go first; lines wait for ever."""
 
 
+class _Waiter:
+    """A call that waits; woken to look again, and admitted when it is its turn."""
+
+    def __init__(self) -> None:
+        self.woken = anyio.Event()
+        self.admitted = False
+
+
 class Gate:
     """At most ``limit`` calls at once to one place, better lanes first, none while it rests.
 
@@ -79,7 +87,7 @@ class Gate:
         self.active = 0
         self._now = now
         self._rest_until = 0.0
-        self._waiting: list[tuple[float, int, anyio.Event]] = []
+        self._waiting: list[tuple[float, int, _Waiter]] = []
         self._turn = 0
         self._halved_at = -1e9
 
@@ -111,21 +119,24 @@ class Gate:
             self.limit = max(1.0, self.limit / 2)
             self._halved_at = now
         self._rest_until = max(self._rest_until, now + (1.0 if rest_s is None else rest_s))
+        for _, _, waiter in self._waiting:
+            waiter.woken.set()  # nobody else may come by when the rest is over
 
     async def _wait(self, lane: Lane) -> None:
-        event = anyio.Event()
+        waiter = _Waiter()
         self._turn += 1
-        entry = (self._now() + _LETS_PASS_S.get(lane, math.inf), self._turn, event)
+        entry = (self._now() + _LETS_PASS_S.get(lane, math.inf), self._turn, waiter)
         heapq.heappush(self._waiting, entry)
         self._admit()
         try:
-            while not event.is_set():
+            while not waiter.admitted:
+                waiter.woken = anyio.Event()
                 rest_s = self._rest_until - self._now()
                 with anyio.move_on_after(rest_s if rest_s > 0 else None):
-                    await event.wait()
+                    await waiter.woken.wait()
                 self._admit()
         except BaseException:
-            if event.is_set():  # the place was ours already; it goes to the next
+            if waiter.admitted:  # the place was ours already; it goes to the next
                 self.active -= 1
                 self._admit()
             else:
@@ -139,4 +150,6 @@ class Gate:
             return
         while self._waiting and self.active < int(self.limit):
             self.active += 1
-            heapq.heappop(self._waiting)[2].set()
+            waiter = heapq.heappop(self._waiting)[2]
+            waiter.admitted = True
+            waiter.woken.set()

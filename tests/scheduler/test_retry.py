@@ -122,6 +122,26 @@ async def test_who_waits_out_a_rest_is_woken() -> None:
             pass
 
 
+async def test_a_rest_that_begins_meanwhile_is_waited_out_too() -> None:
+    """By those who waited already, although nobody comes by after it."""
+    gate = Gate(1)
+
+    async def call() -> None:
+        async with gate.enter():
+            pass
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks, gate.enter():
+            for waiting in (1, 2):
+                tasks.start_soon(call)
+                while gate.waiting < waiting:
+                    await checkpoint()
+            for _ in range(10):  # until they sleep
+                await checkpoint()
+            gate.throttled(0.01)
+    assert (gate.active, gate.waiting) == (0, 0)
+
+
 async def test_who_gives_up_waiting_takes_no_place() -> None:
     """A cancelled waiter, before or after its turn came, leaves the gate whole."""
     gate = Gate(1)
