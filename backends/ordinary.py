@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import anyio
@@ -24,12 +24,13 @@ from tidemill.backends.words import sent
 from tidemill.errors import (
     BadRequest,
     ModelNotFound,
+    ProviderRefused,
     ProviderUnavailable,
     RequestRefused,
     TidemillError,
     refusal,
 )
-from tidemill.scheduler.retry import Gate
+from tidemill.scheduler.retry import Gate, Resting
 from tidemill.types import Answer, BatchParams, Lane, ModelCard, Outcome, Refusal, Usage, Waiting
 
 _fields = msgspec.json.Decoder(dict[str, Any])
@@ -111,18 +112,21 @@ class OrdinaryRoutes:
                 param="body.stream",
             )
         theirs = self._names[ours]
-        async with self._gate.enter(lane):
-            calling = asyncio.ensure_future(self._call(endpoint, theirs, fields))
-            try:
-                raw = await asyncio.shield(calling)
-            except asyncio.CancelledError:
-                usage = await _left(calling, to_its_end=booked is not None)
-                if booked is not None and usage is not None:
-                    booked(ours, usage)
-                raise
-            except Exception as exc:  # noqa: BLE001 - read() raises what is no failure of theirs
-                return self._refused(refusals.read(exc), ours)
-            self._gate.succeeded()
+        try:
+            async with self._admitted(lane):
+                calling = asyncio.ensure_future(self._call(endpoint, theirs, fields))
+                try:
+                    raw = await asyncio.shield(calling)
+                except asyncio.CancelledError:
+                    usage = await _left(calling, to_its_end=booked is not None)
+                    if booked is not None and usage is not None:
+                        booked(ours, usage)
+                    raise
+                except Exception as exc:  # noqa: BLE001 - read() raises what is no failure of theirs
+                    return self._refused(refusals.read(exc), ours)
+                self._gate.succeeded()
+        except ProviderRefused as resting:
+            return refusal(resting)
         try:
             # Providers indent; a result row is one line.
             content = msgspec.json.format(raw.http_response.content, indent=-1)
@@ -165,7 +169,7 @@ class OrdinaryRoutes:
             fields["stream_options"] = {**options, "include_usage": True}
         told = False
         try:
-            async with self._gate.enter(lane):
+            async with self._admitted(lane):
                 try:
                     async with self._streaming(endpoint, theirs, fields) as response:
                         events.credentials = sent(response.http_request.headers)
@@ -190,6 +194,23 @@ class OrdinaryRoutes:
                 booked(ours, _so_far(endpoint, body, events) if known == Usage() else known)
 
     # --- one call -----------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _admitted(self, lane: Lane) -> AsyncIterator[None]:
+        """A place among the provider's calls. Raises ``ProviderRefused`` where somebody would wait
+        out a long ``Retry-After``: the provider's own answer, without asking it."""
+        try:
+            async with self._gate.enter(lane):
+                yield
+        except Resting as resting:
+            raise ProviderRefused(
+                f"Provider '{self.provider.name}' has said \"too fast\" and is asked nothing for "
+                f"another {resting.rest_s:.0f} s.",
+                status=429,
+                type="rate_limit_error",
+                code="rate_limit_exceeded",
+                retry_after_s=resting.rest_s,
+            ) from resting
 
     def _read(
         self, endpoint: str, body: bytes, forced: str | None, defaults: BatchParams | None

@@ -65,6 +65,18 @@ _LETS_PASS_S = {Lane.INTERACTIVE: 0.0, Lane.JOB: 10.0}
 """How long after it a call of a better lane may come and still go first; lines wait for ever."""
 
 
+_PERSON_WAITS_S = 10.0
+"""A longer rest is told to an interactive request instead of waited out."""
+
+
+class Resting(Exception):
+    """The place rests for longer than somebody should be kept waiting."""
+
+    def __init__(self, rest_s: float) -> None:
+        super().__init__(f"rests for {rest_s:.0f} s")
+        self.rest_s = rest_s
+
+
 class _Waiter:
     """A call that waits; woken to look again, and admitted when it is its turn."""
 
@@ -98,7 +110,7 @@ class Gate:
 
     @asynccontextmanager
     async def enter(self, lane: Lane = Lane.INTERACTIVE) -> AsyncIterator[None]:
-        """Hold one place of the gate."""
+        """Hold one place of the gate. Raises ``Resting`` for an interactive call."""
         await self._wait(lane)
         try:
             yield
@@ -132,6 +144,8 @@ class Gate:
             while not waiter.admitted:
                 waiter.woken = anyio.Event()
                 rest_s = self._rest_until - self._now()
+                if lane is Lane.INTERACTIVE and rest_s > _PERSON_WAITS_S:
+                    raise Resting(rest_s)
                 with anyio.move_on_after(rest_s if rest_s > 0 else None):
                     await waiter.woken.wait()
                 self._admit()

@@ -6,7 +6,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from tidemill.scheduler.retry import Gate, Rests, backoff_s, jittered
+from tidemill.scheduler.retry import Gate, Resting, Rests, backoff_s, jittered
 from tidemill.types import Lane
 
 pytestmark = pytest.mark.anyio
@@ -101,9 +101,12 @@ async def test_too_fast_halves_once_and_rests() -> None:
         gate.throttled(60)
     assert gate.limit == 4
     with anyio.move_on_after(0.02) as early:
-        async with gate.enter():
+        async with gate.enter(Lane.JOB):
             pass
     assert early.cancelled_caught
+    with pytest.raises(Resting) as resting:  # nobody is kept waiting for a minute
+        await gate.enter(Lane.INTERACTIVE).__aenter__()
+    assert (resting.value.rest_s, gate.active, gate.waiting) == (60, 0, 0)
     now[0] += 60
     with anyio.fail_after(60):
         async with gate.enter():

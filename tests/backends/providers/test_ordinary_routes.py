@@ -282,6 +282,34 @@ async def test_too_fast_is_slowed_down_and_costs_no_attempt(
         assert ended.request_counts.model_dump() == {"total": 6, "completed": 6, "failed": 0}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_nobody_is_kept_waiting_for_a_long_rest(
+    server: Open, world: ProviderWorld, stream: bool
+) -> None:
+    """After a 429 that asks for an hour the next request is told so at once, and the provider is
+    not asked; so is one that waited for its turn already."""
+    world.fail("chat.completions", status=429, times=-1, headers={"retry-after": "3600"})
+    async with server(STANDARD | {"concurrency": 1}) as house:
+        told = []
+
+        async def ask() -> None:
+            with pytest.raises(openai.RateLimitError) as refused:
+                await house.client.chat.completions.create(
+                    model="big",
+                    messages=HELLO,  # type: ignore[arg-type]
+                    stream=stream,
+                )
+            told.append(refused.value.response.headers["retry-after"])
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                for _ in range(3):
+                    tasks.start_soon(ask)
+            await ask()
+        assert told == ["60"] * 4
+    assert world.calls("chat.completions") == 1
+
+
 async def test_a_broken_provider_spends_a_lines_attempts(
     server: Open, world: ProviderWorld
 ) -> None:
