@@ -121,6 +121,7 @@ class Context:
         with fitted(state, self._size.slots) as readable:
             address = _lent(readable)
             came = bool(C.llama_state_seq_set_data(self.handle, address, len(readable), own))
+        self._beginnings.cut(own, 0)  # whatever was there is gone
         if not came:
             self.trim(seq, -1)
         return came

@@ -3,11 +3,10 @@
 #include "tidemill/attention.hpp"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
+#include <utility>
 #include <vector>
 
-#include "tidemill/lanes.hpp"
+#include "tidemill/rows.hpp"
 
 namespace tidemill {
 
@@ -21,12 +20,9 @@ const char* attention_needs() { return nullptr; }
 
 namespace {
 
-constexpr std::size_t kBlock = 64;      ///< keys at once
 constexpr std::size_t kTaskRows = 96;   ///< rows of queries that share what is read of keys and values
-constexpr std::size_t kDirect = 4;      ///< up to this many rows, preparing a block costs more than it saves
 constexpr std::size_t kLeast = 32;      ///< keys in common that are worth a pass of their own
-constexpr float kNever = -std::numeric_limits<float>::infinity();
-constexpr Half kNeverHalf = 0xFC00;
+constexpr std::size_t kPart = 256;      ///< keys that are worth a thread of their own
 
 const Half* halves(const char* base, std::size_t bytes) { return reinterpret_cast<const Half*>(base + bytes); }
 
@@ -41,207 +37,7 @@ struct Task {
   std::vector<Segment> segments;
   std::size_t shared = 0;
   std::size_t queries = 0;
-};
-
-/// R rows of scores: s[r][key] = q[r] . kt[.][key], for T vectors of keys side by side.
-template <std::size_t D, std::size_t R, std::size_t T>
-void score(const float* q, const float* kt, float* s) {
-  Lanes all[R][T] = {};
-  for (std::size_t d = 0; d < D; ++d) {
-    Lanes k[T];
-    for (std::size_t t = 0; t < T; ++t) k[t] = load(kt + d * kBlock + t * kLanes);
-    for (std::size_t r = 0; r < R; ++r) {
-      for (std::size_t t = 0; t < T; ++t) all[r][t] += q[r * D + d] * k[t];
-    }
-  }
-  for (std::size_t r = 0; r < R; ++r) {
-    for (std::size_t t = 0; t < T; ++t) store(s + r * kBlock + t * kLanes, all[r][t]);
-  }
-}
-
-/// R rows of output grow by p[r][key] * v[key], for T vectors of numbers side by side.
-template <std::size_t D, std::size_t R, std::size_t T, typename Number>
-void weigh(const float* p, const Number* v, std::size_t step, std::size_t keys, float* out) {
-  Lanes all[R][T];
-  for (std::size_t r = 0; r < R; ++r) {
-    for (std::size_t t = 0; t < T; ++t) all[r][t] = load(out + r * D + t * kLanes);
-  }
-  for (std::size_t key = 0; key < keys; ++key) {
-    Lanes value[T];
-    for (std::size_t t = 0; t < T; ++t) value[t] = load(v + key * step + t * kLanes);
-    for (std::size_t r = 0; r < R; ++r) {
-      for (std::size_t t = 0; t < T; ++t) all[r][t] += p[r * kBlock + key] * value[t];
-    }
-  }
-  for (std::size_t r = 0; r < R; ++r) {
-    for (std::size_t t = 0; t < T; ++t) store(out + r * D + t * kLanes, all[r][t]);
-  }
-}
-
-template <std::size_t D, std::size_t R, typename Number>
-void weigh_all(const float* p, const Number* v, std::size_t step, std::size_t keys, float* out) {
-  constexpr std::size_t kVectors = D / kLanes;
-  for (std::size_t t = 0; t + kWide <= kVectors; t += kWide) {
-    weigh<D, R, kWide>(p, v + t * kLanes, step, keys, out + t * kLanes);
-  }
-  if constexpr (constexpr std::size_t kRest = kVectors % kWide; kRest > 0) {
-    constexpr std::size_t kFrom = (kVectors - kRest) * kLanes;
-    weigh<D, R, kRest>(p, v + kFrom, step, keys, out + kFrom);
-  }
-}
-
-/// The scores of a few rows, straight from keys in half precision; `keys` of them, the rest of the last vector is 0.
-template <std::size_t D>
-void score_direct(const float* q, std::size_t rows, const Half* k, std::size_t step, std::size_t keys, float* s) {
-  alignas(64) float wide[kLanes][D];
-  for (std::size_t from = 0; from < keys; from += kLanes) {
-    const std::size_t n = std::min(kLanes, keys - from);
-    for (std::size_t i = 0; i < n; ++i) {
-      for (std::size_t d = 0; d < D; d += kLanes) store(wide[i] + d, load(k + (from + i) * step + d));
-    }
-    for (std::size_t i = n; i < kLanes; ++i) std::fill_n(wide[i], D, 0.0F);
-    for (std::size_t r = 0; r < rows; ++r) {
-      Lanes parts[kLanes] = {};
-      for (std::size_t d = 0; d < D; d += kLanes) {
-        const Lanes some = load(q + r * D + d);
-        for (std::size_t i = 0; i < kLanes; ++i) parts[i] += some * load(wide[i] + d);
-      }
-      store(s + r * kBlock + from, sums(parts));
-    }
-  }
-}
-
-/// Rows of queries that go over blocks of keys, with what is known of each so far.
-template <std::size_t D>
-class Rows {
- public:
-  void begin(std::size_t rows) {
-    q_.resize(rows * D);
-    out_.assign(rows * D, 0.0F);
-    most_.assign(rows, kNever);
-    total_.assign(rows, 0.0F);
-    k_.resize(D * kBlock);
-    v_.resize(kBlock * D);
-    scores_.resize(kRows * kBlock);
-  }
-  float* query(std::size_t row) { return q_.data() + row * D; }
-
-  /// Rows `first ..` see `keys` more, at k and v. `mask(row)` is what is added, or null.
-  template <typename Mask>
-  void see(std::size_t first, std::size_t rows, const Half* k, std::size_t k_step, const Half* v, std::size_t v_step,
-           std::size_t keys, Mask mask) {
-    for (std::size_t from = 0; from < keys; from += kBlock) {
-      const std::size_t n = std::min(kBlock, keys - from);
-      const Half* k_here = k + from * k_step;
-      const Half* v_here = v + from * v_step;
-      const auto mask_here = [&](std::size_t row) -> const Half* {
-        const Half* all = mask(row);
-        return all == nullptr ? nullptr : all + from;
-      };
-      if (rows <= kDirect) {
-        score_direct<D>(query(first), rows, k_here, k_step, n, scores_.data());
-        soften(first, rows, n, mask_here);
-        add(first, rows, v_here, v_step, n);
-      } else {
-        widen(k_here, k_step, v_here, v_step, n);
-        for (std::size_t row = first; row < first + rows; row += kRows) {
-          const std::size_t some = std::min(kRows, first + rows - row);
-          score_some(row, some);
-          soften(row, some, n, mask_here);
-          add(row, some, v_.data(), D, n);
-        }
-      }
-    }
-  }
-
-  void write(std::size_t row, float* to) const {
-    const float total = total_[row];
-    const Lanes share = every(total == 0.0F ? 0.0F : 1.0F / total);
-    for (std::size_t d = 0; d < D; d += kLanes) store(to + d, load(out_.data() + row * D + d) * share);
-  }
-
- private:
-  /// Keys as [number][key] and values as [key][number], in single precision.
-  void widen(const Half* k, std::size_t k_step, const Half* v, std::size_t v_step, std::size_t n) {
-    for (std::size_t key = 0; key < kBlock; key += kLanes) {
-      for (std::size_t d = 0; d < D; d += kLanes) {
-        Lanes some[kLanes];
-        for (std::size_t i = 0; i < kLanes; ++i) some[i] = key + i < n ? load(k + (key + i) * k_step + d) : Lanes{};
-        transpose(some);
-        for (std::size_t i = 0; i < kLanes; ++i) store(k_.data() + (d + i) * kBlock + key, some[i]);
-      }
-    }
-    for (std::size_t key = 0; key < n; ++key) {
-      for (std::size_t d = 0; d < D; d += kLanes) store(v_.data() + key * D + d, load(v + key * v_step + d));
-    }
-  }
-
-  template <std::size_t R = kRows>
-  void score_some(std::size_t row, std::size_t rows) {
-    if (rows == R) {
-      for (std::size_t key = 0; key < kBlock; key += kWide * kLanes) {
-        score<D, R, kWide>(query(row), k_.data() + key, scores_.data() + key);
-      }
-    } else if constexpr (R > 1) {
-      score_some<R - 1>(row, rows);
-    }
-  }
-
-  /// Scores become weights e^(score - most); what was added before is scaled when a larger score came.
-  template <typename Mask>
-  void soften(std::size_t first, std::size_t rows, std::size_t n, Mask mask) {
-    for (std::size_t r = 0; r < rows; ++r) {
-      float* s = scores_.data() + r * kBlock;
-      const std::size_t padded = (n + kLanes - 1) / kLanes * kLanes;
-      const std::size_t row = first + r;
-      if (const Half* added = mask(row)) {
-        alignas(64) Half last[kLanes];
-        for (std::size_t key = 0; key < padded; key += kLanes) {
-          const Half* from = added + key;
-          if (key + kLanes > n) {
-            std::fill_n(last, kLanes, kNeverHalf);
-            std::copy_n(from, n - key, last);
-            from = last;
-          }
-          store(s + key, load(s + key) + load(from));
-        }
-      } else {
-        std::fill(s + n, s + padded, kNever);
-      }
-      Lanes best = load(s);
-      for (std::size_t key = kLanes; key < padded; key += kLanes) best = larger(best, load(s + key));
-      const float most = std::max(most_[row], largest(best));
-      if (most == kNever) {  // it sees none of these keys
-        std::fill_n(s, padded, 0.0F);
-        continue;
-      }
-      Lanes total = {};
-      for (std::size_t key = 0; key < padded; key += kLanes) {
-        const Lanes weight = exponential(load(s + key) - most);
-        store(s + key, weight);
-        total += weight;
-      }
-      if (most > most_[row]) {
-        const float less = std::exp(most_[row] - most);
-        total_[row] *= less;
-        float* out = out_.data() + row * D;
-        for (std::size_t d = 0; d < D; d += kLanes) store(out + d, load(out + d) * less);
-        most_[row] = most;
-      }
-      total_[row] += sum(total);
-    }
-  }
-
-  template <std::size_t R = kRows, typename Number>
-  void add(std::size_t row, std::size_t rows, const Number* v, std::size_t step, std::size_t n) {
-    if (rows == R) {
-      weigh_all<D, R>(scores_.data(), v, step, n, out_.data() + row * D);
-    } else if constexpr (R > 1) {
-      add<R - 1>(row, rows, v, step, n);
-    }
-  }
-
-  std::vector<float> q_, out_, most_, total_, k_, v_, scores_;
+  std::size_t from = 0, to = 0;  ///< the keys that any of them sees are in between
 };
 
 class Plan {
@@ -262,9 +58,15 @@ class Plan {
         add({stream}, 0);
       }
     }
+    if (threads == 1 || tasks.empty()) return;
+    const std::size_t there = tasks.size() * a.kv_heads;
+    const std::size_t wanted = (2 * static_cast<std::size_t>(threads) + there - 1) / there;
+    parts = std::max<std::size_t>(1, std::min(wanted, longest_ / kPart));
   }
 
   std::vector<Task> tasks;
+  std::size_t parts = 1;  ///< that the keys of each task are divided into, so that all threads have some
+  [[nodiscard]] std::size_t queries() const { return most_; }
 
  private:
   /// The streams of this one's group that gain most by being computed together, if any do.
@@ -294,9 +96,13 @@ class Plan {
   void add(const std::vector<std::size_t>& streams, std::size_t shared) {
     Task task;
     const auto flush = [&] {
-      if (task.queries > 0) tasks.push_back(task);
+      if (task.queries > 0) {
+        longest_ = std::max(longest_, task.to - std::min(task.from, task.to));
+        tasks.push_back(task);
+      }
       task = Task{};
-      task.shared = shared;
+      task.shared = task.to = shared;
+      task.from = shared > 0 ? 0 : a_.keys;
     };
     flush();
     for (const std::size_t stream : streams) {
@@ -305,6 +111,8 @@ class Plan {
         Segment segment{stream, first, count, a_.keys, 0};
         for (std::size_t i = first; i < first + count; ++i) widen(segment, i);
         segment.from = std::max(segment.from, shared);
+        task.from = std::min(task.from, segment.from);
+        task.to = std::max(task.to, segment.to);
         task.segments.push_back(segment);
         task.queries += count;
         first += count;
@@ -345,11 +153,22 @@ class Plan {
   }
 
   const Attention& a_;
-  std::size_t most_;  ///< queries of a task
+  std::size_t most_;         ///< queries of a task
+  std::size_t longest_ = 0;  ///< keys of a task
 };
 
+/// Where row `i` of a segment goes.
 template <std::size_t D>
-void compute(const Attention& a, const Task& task, std::size_t head) {
+float* output(const Attention& a, const Segment& segment, std::size_t head, std::size_t i) {
+  const std::size_t group = a.heads / a.kv_heads;
+  const std::size_t query = segment.stream * a.queries + segment.first + i / group;
+  return a.out + (query * a.heads + head * group + i % group) * D;
+}
+
+/// The part `part` of `parts` of the keys of a task and head: to `a.out` if it is the only one, else to `partials`.
+template <std::size_t D>
+void compute(const Attention& a, const Task& task, std::size_t head, std::size_t part, std::size_t parts,
+             float* partials) {
   thread_local Rows<D> rows;
   const std::size_t group = a.heads / a.kv_heads;
   rows.begin(task.queries * group);
@@ -364,34 +183,36 @@ void compute(const Attention& a, const Task& task, std::size_t head) {
       }
     }
   }
-  const auto keys = [&](std::size_t stream, std::size_t from) {
-    return halves(a.k, stream * a.k_stream + head * a.k_head + from * a.k_key);
+  const std::size_t each = (task.to - std::min(task.from, task.to) + parts - 1) / parts;
+  const std::size_t begin = task.from + part * each;
+  const std::size_t end = begin + each;
+  const auto see = [&](std::size_t first, std::size_t count, std::size_t stream, std::size_t from, std::size_t to,
+                       const auto& mask) {
+    from = std::max(from, begin);
+    to = std::min(to, end);
+    if (from >= to) return;
+    const Half* k = halves(a.k, stream * a.k_stream + head * a.k_head + from * a.k_key);
+    const Half* v = halves(a.v, stream * a.v_stream + head * a.v_head + from * a.v_key);
+    rows.see(first, count, k, a.k_key / sizeof(Half), v, a.v_key / sizeof(Half), to - from, [&](std::size_t at) {
+      const Half* all = mask(at);
+      return all == nullptr ? nullptr : all + from;
+    });
   };
-  const auto values = [&](std::size_t stream, std::size_t from) {
-    return halves(a.v, stream * a.v_stream + head * a.v_head + from * a.v_key);
-  };
-  const std::size_t k_step = a.k_key / sizeof(Half);
-  const std::size_t v_step = a.v_key / sizeof(Half);
-  if (task.shared > 0) {
-    const std::size_t stream = task.segments.front().stream;
-    rows.see(0, row, keys(stream, 0), k_step, values(stream, 0), v_step, task.shared,
-             [](std::size_t) -> const Half* { return nullptr; });
-  }
+  see(0, row, task.segments.front().stream, 0, task.shared, [](std::size_t) -> const Half* { return nullptr; });
   row = 0;
   for (const Segment& segment : task.segments) {
     const std::size_t count = segment.count * group;
-    if (segment.from < segment.to) {
-      rows.see(row, count, keys(segment.stream, segment.from), k_step, values(segment.stream, segment.from), v_step,
-               segment.to - segment.from, [&](std::size_t at) -> const Half* {
-                 if (a.mask == nullptr) return nullptr;
-                 const std::size_t query = segment.first + (at - row) / group;
-                 return halves(a.mask, segment.stream * a.mask_stream + query * a.mask_query) + segment.from;
-               });
-    }
+    see(row, count, segment.stream, segment.from, segment.to, [&](std::size_t at) -> const Half* {
+      if (a.mask == nullptr) return nullptr;
+      const std::size_t query = segment.first + (at - row) / group;
+      return halves(a.mask, segment.stream * a.mask_stream + query * a.mask_query);
+    });
     for (std::size_t i = 0; i < count; ++i) {
-      const std::size_t query = segment.first + i / group;
-      rows.write(row + i,
-                 a.out + ((segment.stream * a.queries + query) * a.heads + head * group + i % group) * D);
+      if (parts > 1) {
+        rows.save(row + i, partials + (row + i) * kPartial<D>);
+      } else {
+        rows.write(row + i, output<D>(a, segment, head, i));
+      }
     }
     row += count;
   }
@@ -400,13 +221,30 @@ void compute(const Attention& a, const Task& task, std::size_t head) {
 template <std::size_t D>
 void run(const Attention& a, int threads) {
   const Plan plan(a, threads);
-  const auto all = static_cast<std::int64_t>(plan.tasks.size() * a.kv_heads);
+  const std::size_t parts = plan.parts;
+  const std::size_t group = a.heads / a.kv_heads;
+  const std::size_t step = plan.queries() * group * kPartial<D>;
+  const auto all = static_cast<std::int64_t>(plan.tasks.size() * a.kv_heads * parts);
+  thread_local std::vector<float> saved;
+  if (parts > 1) saved.resize(std::max(saved.size(), static_cast<std::size_t>(all) * step));
+  float* partials = saved.data();
 #ifdef _OPENMP  // the same threads as ggml's, which are awake between its operations
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
 #endif
   for (std::int64_t i = 0; i < all; ++i) {
-    const auto k = static_cast<std::size_t>(i);
-    compute<D>(a, plan.tasks[k / a.kv_heads], k % a.kv_heads);
+    const auto n = static_cast<std::size_t>(i);
+    const std::size_t at = n / parts;
+    compute<D>(a, plan.tasks[at / a.kv_heads], at % a.kv_heads, n % parts, parts,
+               parts > 1 ? partials + n * step : nullptr);
+  }
+  if (parts == 1) return;
+  for (std::size_t at = 0; at < plan.tasks.size() * a.kv_heads; ++at) {
+    float* row = partials + at * parts * step;
+    for (const Segment& segment : plan.tasks[at / a.kv_heads].segments) {
+      for (std::size_t i = 0; i < segment.count * group; ++i, row += kPartial<D>) {
+        join<D>(row, step, parts, output<D>(a, segment, at % a.kv_heads, i));
+      }
+    }
   }
 }
 

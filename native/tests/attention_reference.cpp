@@ -150,10 +150,15 @@ void attend_as_in_double_precision() {
   check({256, 1, 1, 3, 5, 100, false, true, 2}, random);
   check({64, 2, 2, 2, 40, 40, false, false, 1}, random);   // everybody sees everything
   check({64, 1, 1, 2, 9, 4, false, true, 1}, random);      // some see nothing
+  check({64, 1, 4, 1, 1, 1100, false, true, 8}, random);   // one long answer, whose keys are divided among threads
+  check({64, 1, 1, 1, 2, 900, false, false, 16}, random);
+  check({128, 1, 2, 3, 1, 700, false, true, 5}, random);   // and what some have in common
+  check({80, 1, 3, 2, 3, 600, false, true, 3}, random);
   for (int i = 0; i < 60; ++i) {
     const std::size_t sizes[] = {64, 80, 96, 128};
-    check({sizes[random() % 4], 1 + random() % 3, 1 + random() % 4, 1 + random() % 6, 1 + random() % 12,
-           20 + random() % 150, random() % 8 == 0, random() % 8 != 0, static_cast<int>(1 + random() % 3)},
+    const std::size_t keys = 20 + random() % 150 + (i % 6 == 0 ? 512 : 0);
+    check({sizes[random() % 4], 1 + random() % 3, 1 + random() % 4, 1 + random() % 6, 1 + random() % 12, keys,
+           random() % 8 == 0, random() % 8 != 0, static_cast<int>(1 + random() % (i % 6 == 0 ? 24 : 3))},
           random);
   }
 }

@@ -5,10 +5,15 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
 
+import numpy as np
 import pytest
 from llama_cpp import llama_cpp as C
+from numpy.typing import NDArray
 
 from tidemill.backends.llama import attention, context
 from tidemill.backends.llama.attention import Beginnings
@@ -17,12 +22,15 @@ from tidemill.backends.llama.model import Model, silence
 from tidemill.backends.llama.native_stepper import stepper_class
 from tidemill.backends.llama.sampling import Chooser
 from tidemill.backends.llama.weights import resolve
+from tidemill.scheduler.plan import SlotClass
 from tidemill.scheduler.steps import Chunk, Sampled
 from tidemill.types import Sampling
 
 pytestmark = pytest.mark.llama
 
 IDS = 6
+DOES = ["begin", "step", "step", "interrupt", "copy", "copy", "copy", "copy"]
+DOES += ["cut", "park", "over", "forget"]
 
 
 @pytest.fixture(scope="module")
@@ -192,6 +200,136 @@ def test_what_one_context_has_in_common_is_not_said_of_another(
     stepper.step([Chunk(key=s, seq=s, start=40, tokens=[600], chooser=None) for s in (0, 1)])
     stepper.close()
     assert [[length for _, length in one] for one in told] == [[40, 40], []]
+
+
+def memory(stepper: Any, seq: int) -> list[NDArray[np.uint8]]:
+    """What an id remembers, as llama.cpp writes it: of each layer the keys, then of each the
+    values, a row of bytes for each token."""
+    state = bytearray(stepper.state_size(seq))
+    stepper.save(seq, memoryview(state))
+    words = np.frombuffer(state, dtype=np.uint32, count=len(state) // 4)
+    at = 3 + int(np.flatnonzero(words[3:])[0])
+    cells = int(words[at])
+    at += 1
+    assert words[at : at + 3 * cells : 3].tolist() == list(range(cells))  # positions, in order
+    at += 3 * cells
+    layers = int(words[at + 1])
+    at = 4 * (at + 2)
+    rows = []
+    for _ in range(2 * layers):
+        size = int.from_bytes(state[at + 4 : at + 12], "little")
+        here = np.frombuffer(state, dtype=np.uint8, count=cells * size, offset=at + 12)
+        rows.append(here.reshape(cells, size))
+        at += 12 + cells * size
+    return rows
+
+
+def must_be_true(stepper: Any, length: dict[int, int]) -> int:
+    """Compare what is said of all pairs with what they remember, bit for bit; how many pairs have
+    something in common."""
+    of = {seq: stepper._contexts[0]._beginnings.of(seq) for seq in range(IDS)}
+    groups = Counter(group for group, _ in of.values() if group >= 0)
+    known = {seq: memory(stepper, seq) for seq, (group, _) in of.items() if groups[group] > 1}
+    for one, other in combinations(known, 2):
+        if of[one][0] == of[other][0]:
+            same = min(of[one][1], of[other][1])
+            assert same <= min(length[one], length[other])
+            for a, b in zip(known[one], known[other], strict=True):
+                assert (a[:same] == b[:same]).all()
+    return sum(n * (n - 1) // 2 for n in groups.values())
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_is_said_to_be_in_common_is(model: Model, seed: int) -> None:
+    """Whatever happens to memory: copies within a class and from another one and back, states that
+    are put aside, steps that are interrupted, that find no room or lose the context."""
+    chance = random.Random(seed)
+    kind, _ = stepper_class()
+    longer = (SlotClass(slots=1, context=512),)
+    stepper = kind(model, slots=IDS, context=256, threads=1, headroom=0, longer=longer)
+    stepper.open()
+    chooser = Chooser(model, Sampling())
+    length = dict.fromkeys(range(IDS + 1), 0)
+    left = [0]  # operations until the step is interrupted; 0: it is not
+
+    @C.ggml_abort_callback  # type: ignore[untyped-decorator,unused-ignore]
+    def stop(_: int) -> bool:
+        left[0] -= 1
+        return left[0] == 0
+
+    def watched() -> None:
+        for one in stepper._contexts:
+            C.llama_set_abort_callback(one.handle, stop, None)
+
+    def step(ids: list[int], n: int) -> str:
+        chunks = [
+            Chunk(
+                key=seq, seq=seq, start=length[seq], chooser=chooser,
+                tokens=[500 + chance.randrange(9000) for _ in range(n)],
+            )
+            for seq in ids
+        ]  # fmt: skip
+        fate = stepper.step(chunks).fate
+        if fate == "done":
+            for seq in ids:
+                length[seq] += n
+        return fate
+
+    watched()
+    pairs, fates = 0, Counter[str]()
+    for turn in range(55):
+        free = [seq for seq in length if not length[seq]]
+        used = [seq for seq in length if length[seq]]
+        mine = [seq for seq in used if seq < IDS]
+        does = chance.choice(DOES) if mine else "begin"
+        if turn == 15:
+            fates[step(mine[:2], 257)] += 1
+        elif turn == 35:
+            length[mine[0]] += 9  # a gap, which llama.cpp refuses
+            fates[step(mine[:1], 1)] += 1
+            length.update(dict.fromkeys(range(IDS), 0))
+            watched()
+        elif does == "begin" and free and free[0] < IDS:
+            fates[step(free[:1], chance.randrange(60, 100))] += 1
+        elif does == "copy" and free:
+            source, to = chance.choice(used), chance.choice(free)
+            if length[source] <= 200:
+                assert stepper.copy(source, to)
+                length[to] = chance.randrange(length[source] // 2, length[source]) + 1
+                stepper.trim(to, length[to])
+        elif does == "cut":
+            seq = chance.choice(used)
+            length[seq] -= chance.randrange(length[seq])
+            stepper.trim(seq, length[seq])
+        elif does == "step":
+            some = sorted(chance.sample(mine, chance.randrange(len(mine)) + 1))
+            fates[step(some, chance.choice([1, 3, 60, 120]))] += 1
+        elif does == "interrupt" and (some := [seq for seq in mine if length[seq] < 200]):
+            left[0] = chance.randrange(1, 600)
+            fates[step(some, 50)] += 1
+            left[0] = 0
+        elif does in ("park", "over"):
+            seq = chance.choice(used)
+            to = chance.choice(free or used) if does == "park" else chance.choice(used)
+            state = bytearray(stepper.state_size(seq))
+            stepper.save(seq, memoryview(state))
+            if does == "park":
+                stepper.forget(seq)
+                length[seq], had = 0, length[seq]
+            else:
+                had = length[seq]
+            if had <= 200:
+                assert stepper.load(to, memoryview(state))
+                length[to] = had
+        elif does == "forget" and len(used) > 3:
+            seq = chance.choice(used)
+            stepper.forget(seq)
+            length[seq] = 0
+        pairs += must_be_true(stepper, length)
+    stepper.close()
+    chooser.close()
+    assert pairs > 20
+    assert min(fates[fate] for fate in ("done", "interrupted", "no_room", "lost")) > 0
 
 
 def test_a_false_claim_would_be_seen(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
